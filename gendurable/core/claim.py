@@ -1,0 +1,73 @@
+"""A claim: an instance's row that a worker holds, as it came from the database, JSON still undecoded."""
+
+from typing import Protocol
+
+from attrs import frozen
+
+
+class Fenced(Protocol):
+    """Names one claim of one instance: a claim, or the transition that answers it."""
+
+    @property
+    def id(self) -> int:
+        """The instance."""
+
+    @property
+    def fence(self) -> int:
+        """The number of the claim."""
+
+
+@frozen
+class StoredSignal:
+    """A row of `signals`; payload and time are text, so that one bad value hurts its own instance only."""
+
+    id: int
+    target_id: int
+    name: str
+    payload: str
+    dedup_key: str | None
+    inserted_at: str
+
+
+@frozen
+class StoredChild:
+    """A child's row, as its parent may see it."""
+
+    id: int
+    parent_id: int
+    fsm: str
+    status: str
+    state: str
+    result: str | None
+    last_error: str | None
+    round: int
+    index: int
+
+
+@frozen
+class Claim:
+    """A row leased to this worker. `fence` numbers the claim: only it may write the outcome."""
+
+    id: int
+    fence: int
+    fsm: str
+    fsm_version: int
+    step: str
+    state: str
+    attempt: int
+    queue: str
+    partition_key: str | None
+    awaits: list[str] | None
+    parent_id: int | None
+    last_error: str | None
+    spawn_round: int
+    join_round: int | None
+    has_signals: bool
+    inbox: tuple[StoredSignal, ...] = ()
+    children: tuple[StoredChild, ...] = ()
+
+    @property
+    def awaited(self) -> tuple[StoredSignal, ...]:
+        """The signals that the step waited for."""
+        names = frozenset(self.awaits or ())
+        return tuple(signal for signal in self.inbox if signal.name in names)

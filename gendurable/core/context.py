@@ -1,0 +1,58 @@
+"""What a step is given."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from attrs import frozen
+
+from gendurable.core.status import Status
+
+S = TypeVar("S")
+
+
+@frozen
+class Signal:
+    """A durable message in an instance's inbox."""
+
+    id: int
+    name: str
+    payload: Any
+    dedup_key: str | None
+    inserted_at: datetime
+
+
+@frozen
+class Child:
+    """A child as it stood when the step's claim was made."""
+
+    id: int
+    fsm: str
+    status: Status
+    state: Any
+    result: Any
+    last_error: str | None
+    round: int
+    index: int
+
+
+@frozen
+class Context(Generic[S]):
+    """What a step knows about its instance.
+
+    `awaited` are the signals that the step waited for, `inbox` all of them. `children` are all children,
+    `joined` those of the Spawn that this step was released from. In `handle` these four are empty.
+    """
+
+    id: int
+    fsm: str
+    fsm_version: int
+    step: str
+    attempt: int
+    state: S
+    awaited: Sequence[Signal] = ()
+    inbox: Sequence[Signal] = ()
+    children: Sequence[Child] = ()
+    joined: Sequence[Child] = ()
+    parent_id: int | None = None
+    last_error: str | None = None

@@ -1,0 +1,346 @@
+"""Machines: a class whose methods are steps, checked when the class is made."""
+
+from abc import ABCMeta
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, cast, get_args, get_origin, overload
+
+from attrs import evolve, field, frozen
+
+from gendurable.core.codec import StateCodec
+from gendurable.core.context import Context
+from gendurable.core.duration import Duration
+from gendurable.core.instance import NewInstance, new_instance
+from gendurable.core.limits import check_name, show
+from gendurable.core.outcomes import Done, Outcome, Retry, Stop
+from gendurable.core.target import StepRef, Target
+from gendurable.errors import BadOutcome, DefinitionError, InvalidInstance, Unstorable
+
+S = TypeVar("S")
+M = TypeVar("M")
+
+JOB_STEP = "perform"
+
+
+class Step(StepRef[S], Generic[M, S]):
+    """A step as its class sees it: `Checkout.ship`. Still callable, with a machine and a context."""
+
+    def __init__(self, function: Callable[[M, Context[S]], Outcome[S]]) -> None:
+        """Wrap a method."""
+        self.function = function
+        self.name = function.__name__
+        self.owner = None
+        self.__doc__ = function.__doc__
+        # attrs rebuilds slotted classes, and looks here for the cell that `super()` in the method reads its class from.
+        self.__closure__ = getattr(function, "__closure__", None)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.owner = owner
+        self.name = name
+
+    @overload
+    def __get__(self, machine: None, owner: type) -> "Step[M, S]": ...
+    @overload
+    def __get__(self, machine: object, owner: type) -> "BoundStep[S]": ...
+    def __get__(self, machine: object, owner: type) -> "Step[M, S] | BoundStep[S]":
+        """Read from a machine, a step is bound to it, as a method is."""
+        return self if machine is None else BoundStep(self, machine)
+
+    def __call__(self, machine: M, ctx: Context[S]) -> Outcome[S]:
+        """Run the step, as a method called through its class."""
+        return self.function(machine, ctx)
+
+
+class BoundStep(StepRef[S]):
+    """A step as a machine sees it: `self.ship`. Still callable, with a context."""
+
+    def __init__(self, step: Step[Any, S], machine: object) -> None:
+        """Bind a step to the machine it was read from."""
+        self.name = step.name
+        self.owner = step.owner
+        self._function = step.function
+        self._machine = machine
+
+    def __call__(self, ctx: Context[S]) -> Outcome[S]:
+        """Run the step."""
+        return self._function(self._machine, ctx)
+
+
+def step(function: Callable[[M, Context[S]], Outcome[S]]) -> Step[M, S]:
+    """Make a method a step of its machine; the method's name is the step's name."""
+    if not callable(function):
+        raise DefinitionError(f"@step decorates a method, not {function!r}")
+    return Step(function)
+
+
+@frozen
+class Definition:
+    """What a concrete machine class says about itself."""
+
+    name: str
+    version: int
+    queue: str
+    initial: str
+    max_crashes: int | None
+    steps: Mapping[str, Step[Any, Any]]
+    codec: StateCodec[Any] = field(eq=False)
+
+    def resolve(self, target: object, machine: type) -> str:
+        """Return the step's name; BadOutcome if the machine has no such step."""
+        if isinstance(target, StepRef):
+            # A base's step means the override, if the machine has one; another machine's step is refused.
+            if target.name in self.steps and target.owner and issubclass(machine, target.owner):
+                return target.name
+        elif isinstance(target, str) and target in self.steps:
+            return target
+        raise BadOutcome(f"{self.name} has no step {show(target)}; its steps are {', '.join(self.steps)}")
+
+
+class _Body(dict[str, Any]):
+    """The namespace of a class body; notices a step that would silently replace another one."""
+
+    def __init__(self, class_name: str) -> None:
+        super().__init__()
+        self.class_name = class_name
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if isinstance(value, Step) and isinstance(self.get(key), Step):
+            raise DefinitionError(f"{self.class_name} defines the step {key!r} twice; rename one of them")
+        super().__setitem__(key, value)
+
+
+class _MachineMeta(ABCMeta):
+    """Only there to see the class body while it is written; derived from ABCMeta so that machines may be ABCs."""
+
+    @classmethod
+    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **_: Any) -> _Body:
+        return _Body(name)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31
+
+
+def _marked_steps(cls: type) -> dict[str, Step[Any, Any]]:
+    """Return the steps of a class and its bases, an override in the place of what it overrides."""
+    names: dict[str, Step[Any, Any]] = {}
+    for base in reversed(cls.__mro__):
+        for attribute, value in vars(base).items():
+            if isinstance(value, Step):
+                names[attribute] = value
+            else:
+                names.pop(attribute, None)
+    return names
+
+
+def _refuse(cls: type, why: str) -> NoReturn:
+    raise DefinitionError(f"{cls.__module__}.{cls.__qualname__} {why}")
+
+
+@frozen
+class _Keywords:
+    """Class keywords; what a class leaves out it takes from its bases."""
+
+    queue: str = "default"
+    initial: str = "start"
+    max_crashes: int | None = 20
+    max_attempts: int = 20
+    state: type | None = None
+
+
+_INHERITED: Any = object()
+
+
+class FSM(Generic[S], metaclass=_MachineMeta):
+    """A machine: subclass it, name the state class, mark methods with `@step`.
+
+    One object serves every thread: keep collaborators on `self`, and what must survive in `ctx.state`.
+    """
+
+    _definition: ClassVar[Definition | None] = None
+    _keywords: ClassVar[_Keywords] = _Keywords()
+
+    def __init_subclass__(
+        cls,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        queue: str = _INHERITED,
+        initial: str = _INHERITED,
+        state: type = _INHERITED,
+        max_crashes: int | None = _INHERITED,
+        **others: Any,
+    ) -> None:
+        """Check the class and keep its definition."""
+        super().__init_subclass__(**others)
+        if "_definition" in cls.__dict__:
+            return  # attrs rebuilds a slotted class, this time without keywords: what the first call made holds
+        cls._take_keywords(queue=queue, initial=initial, state=state, max_crashes=max_crashes)
+        steps = cls._find_steps()
+        cls._definition = _define(cls, name=name, version=version, steps=steps) if steps else None
+        if name is not None and not steps:
+            _refuse(cls, f"has no steps, so the name {name!r} names nothing; add steps or drop the name")
+
+    @classmethod
+    def _take_keywords(cls, **given: Any) -> None:
+        cls._keywords = evolve(cls._keywords, **{key: value for key, value in given.items() if value is not _INHERITED})
+
+    @classmethod
+    def _find_steps(cls) -> dict[str, Step[Any, Any]]:
+        if hasattr(cls, JOB_STEP):
+            _refuse(cls, "defines perform, which makes it a job: derive it from Job, or use @step")
+        steps = _marked_steps(cls)
+        if hidden := [name for name in steps if hasattr(FSM, name)]:
+            _refuse(cls, f"has a step {hidden[0]!r}, which would hide FSM.{hidden[0]}; rename it")
+        return steps
+
+    def handle(self, error: Exception, ctx: Context[S]) -> Outcome[S]:  # noqa: ARG002  for those who override it
+        """Decide what follows an error of a step. Unless overridden, the instance fails."""
+        return Stop(error)
+
+    @classmethod
+    def new(
+        cls,
+        state: S | Mapping[str, Any] | None = None,
+        *,
+        step: Target[S] | None = None,
+        queue: str | None = None,
+        priority: int = 0,
+        partition_key: str | None = None,
+        unique_key: bytes | str | None = None,
+        unique_scope: Collection[str] | None = None,
+        eligible_at: datetime | None = None,
+        schedule_at: datetime | None = None,
+        schedule_in: Duration | None = None,
+    ) -> NewInstance:
+        """Describe a new instance: a value for `insert`, `insert_many` or `Spawn`, checked here and now."""
+        mine = definition(cls)
+        try:
+            first = mine.initial if step is None else mine.resolve(step, cls)
+        except BadOutcome as error:
+            raise InvalidInstance(f"step: {error}") from None
+        return new_instance(
+            fsm=mine.name,
+            fsm_version=mine.version,
+            step=first,
+            state=mine.codec.parse(state),
+            queue=mine.queue if queue is None else queue,
+            max_crashes=mine.max_crashes,
+            priority=priority,
+            partition_key=partition_key,
+            unique_key=unique_key,
+            unique_scope=unique_scope,
+            eligible_at=eligible_at,
+            schedule_at=schedule_at,
+            schedule_in=schedule_in,
+        )
+
+
+class Job(FSM[S]):
+    """A machine of one step, `perform`, that is retried until it succeeds or `max_attempts` executions are spent."""
+
+    def __init_subclass__(cls, *, max_attempts: int = _INHERITED, **others: Any) -> None:
+        """Check the class and keep its definition."""
+        cls._take_keywords(max_attempts=max_attempts)
+        super().__init_subclass__(**others)
+
+    @classmethod
+    def _find_steps(cls) -> dict[str, Step[Any, Any]]:
+        if marked := _marked_steps(cls):
+            _refuse(cls, f"is a job, but marks {', '.join(marked)} with @step; derive it from FSM, or drop @step")
+        limit = cls._keywords.max_attempts
+        if not _is_count(limit):
+            _refuse(cls, f"has max_attempts={show(limit)}; give a whole number from 1")
+        return {JOB_STEP: Step(_perform)} if hasattr(cls, JOB_STEP) else {}
+
+    if TYPE_CHECKING:  # a job that has no `perform` is an abstract base
+
+        def perform(self, ctx: Context[S]) -> "Mapping[str, Any] | Stop | Retry[S] | None":
+            """Do the work. None or a mapping: done; an exception: tried again; `Stop`: failed at once."""
+            raise NotImplementedError
+
+    def backoff(self, attempt: int) -> float:
+        """Seconds to wait before the next execution."""
+        return min(2.0 ** min(attempt, 9), 300.0)
+
+    def handle(self, error: Exception, ctx: Context[S]) -> Outcome[S]:
+        """Try again after `backoff`, unless the executions are spent or a repetition could not help."""
+        if isinstance(error, BadOutcome | Unstorable) or ctx.attempt + 1 >= self._keywords.max_attempts:
+            return Stop(error)
+        return Retry(delay=self.backoff(ctx.attempt))
+
+
+def _perform(job: Job[Any], ctx: Context[Any]) -> Outcome[Any]:
+    """Run a job's one step: what `perform` returned, as an outcome."""
+    value: object = job.perform(ctx)
+    if value is None:
+        return Done({})
+    if isinstance(value, Mapping):
+        return Done(value)
+    if isinstance(value, Stop | Retry):
+        return value
+    return Stop(f"perform returned {show(value)}; a job returns None, a mapping, Stop or Retry")
+
+
+def definition(machine: type[FSM[Any]]) -> Definition:
+    """Return a concrete machine's definition; DefinitionError for an abstract base."""
+    if machine._definition is None:  # noqa: SLF001  the module's own
+        raise DefinitionError(f"{machine.__qualname__} defines no steps: it is a base for machines, not one itself")
+    return machine._definition  # noqa: SLF001  the module's own
+
+
+def _define(cls: type[FSM[Any]], *, name: str | None, version: int, steps: dict[str, Step[Any, Any]]) -> Definition:
+    keywords = cls._keywords
+    initial = JOB_STEP if issubclass(cls, Job) else keywords.initial
+    if not isinstance(initial, str) or initial not in steps:
+        _refuse(cls, f"starts at {show(initial)}, which is no step; its steps are {', '.join(steps)} (set initial=)")
+    if not _is_count(version):
+        _refuse(cls, f"has version={show(version)}; give a whole number from 1")
+    budget = keywords.max_crashes
+    if budget is not None and not _is_count(budget):
+        _refuse(cls, f"has max_crashes={show(budget)}; give a whole number from 1, or None for no limit")
+    try:
+        fsm = check_name("name", f"{cls.__module__}.{cls.__qualname__}" if name is None else name)
+        queue = check_name("queue", keywords.queue)
+        for step_name in steps:
+            check_name("step", step_name)
+        codec: StateCodec[Any] = StateCodec(_state_class(cls, keywords.state))
+    except (InvalidInstance, DefinitionError) as error:
+        _refuse(cls, f"is not well formed: {error}")
+    return Definition(
+        name=fsm,
+        version=version,
+        queue=queue,
+        initial=initial,
+        max_crashes=budget,
+        steps=MappingProxyType(steps),
+        codec=codec,
+    )
+
+
+def _state_class(cls: type[FSM[Any]], keyword: type | None) -> type:
+    """The generic argument, else `state=`, else a nested class `State`, else plain dict."""
+    argument = _generic_argument(cls)
+    if argument is not None and argument is not Any and not isinstance(argument, TypeVar):
+        return cast("type", argument)
+    if keyword is not None:
+        return keyword
+    nested = getattr(cls, "State", None)
+    return nested if isinstance(nested, type) else dict
+
+
+def _generic_argument(cls: type) -> object:
+    """What FSM's S stands for in `cls`: a class, a TypeVar of `cls` itself, or None."""
+    for base in vars(cls).get("__orig_bases__", cls.__bases__):
+        origin = get_origin(base) or base
+        if not (isinstance(origin, type) and issubclass(origin, FSM)):
+            continue
+        arguments = get_args(base)
+        inner = S if origin is FSM else _generic_argument(origin)
+        if isinstance(inner, TypeVar):
+            parameters = getattr(origin, "__parameters__", ())
+            inner = arguments[parameters.index(inner)] if arguments and inner in parameters else None
+        if inner is not None:
+            return inner
+    return None

@@ -1,0 +1,202 @@
+"""Claim x outcome -> transition: the change of the row as data, every value checked and encoded."""
+
+import json
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from attrs import evolve, frozen
+
+from gendurable.core import outcomes
+from gendurable.core.claim import Claim
+from gendurable.core.codec import encode_object
+from gendurable.core.duration import ZERO, to_timedelta
+from gendurable.core.fsm import FSM, Definition, definition
+from gendurable.core.instance import NewInstance
+from gendurable.core.limits import check_name, error_text, show
+from gendurable.core.status import Status
+from gendurable.errors import BadOutcome, GenDurableError, InvalidInstance, InvalidState, describe
+
+
+@frozen
+class Advance:
+    """Next: runnable at another step."""
+
+    id: int
+    fence: int
+    step: str
+    state: str
+    delay: timedelta
+    consumed: tuple[int, ...]
+    error: str | None = None
+
+    kind = "next"
+
+
+@frozen
+class Repeat:
+    """Retry: runnable at the same step."""
+
+    id: int
+    fence: int
+    state: str
+    delay: timedelta
+    error: str | None = None
+
+    kind = "retry"
+
+
+@frozen
+class Park:
+    """Await: waiting for a signal; those already `shown` to the step do not wake it."""
+
+    id: int
+    fence: int
+    step: str
+    state: str
+    names: str
+    timeout: timedelta | None
+    shown: tuple[int, ...]
+    error: str | None = None
+
+    kind = "await"
+
+
+@frozen
+class SpawnChildren:
+    """Spawn: waiting for children that come into being with this transition."""
+
+    id: int
+    fence: int
+    step: str
+    state: str
+    children: tuple[NewInstance, ...]
+    consumed: tuple[int, ...]
+    error: str | None = None
+
+    kind = "spawn"
+
+
+@frozen
+class Finish:
+    """Done or Stop: ended for good."""
+
+    id: int
+    fence: int
+    status: Status
+    result: str | None
+    error: str | None
+    crashes: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The outcome's name."""
+        return "done" if self.status is Status.DONE else "stop"
+
+
+Transition: TypeAlias = Advance | Repeat | Park | SpawnChildren | Finish
+
+
+def transition(claim: Claim, outcome: object, state: object, machine: FSM[Any]) -> Transition:
+    """Turn an outcome of this claim into the row's change; `state` stands in where the outcome has none.
+
+    BadOutcome or Unstorable if the outcome is malformed or cannot be stored.
+    """
+    mine = definition(type(machine))
+
+    def target(reference: object) -> str:
+        return mine.resolve(reference, type(machine))
+
+    shown = tuple(signal.id for signal in claim.awaited)
+    match outcome:
+        case outcomes.Next(to=to, state=given, delay=delay):
+            return Advance(claim.id, claim.fence, target(to), _state(mine, given, state), _delay(delay), shown)
+        case outcomes.Retry(state=given, delay=delay):
+            return Repeat(claim.id, claim.fence, _state(mine, given, state), _delay(delay))
+        case outcomes.Await(names=names, then=then, state=given, timeout=timeout):
+            encoded = json.dumps(_names(names))
+            return Park(
+                claim.id, claim.fence, target(then), _state(mine, given, state), encoded, _timeout(timeout), shown
+            )
+        case outcomes.Spawn(children=children, then=then, state=given):
+            return SpawnChildren(
+                claim.id, claim.fence, target(then), _state(mine, given, state), _children(children), shown
+            )
+        case outcomes.Done(result):
+            return Finish(claim.id, claim.fence, Status.DONE, encode_object(result, what="result"), None)
+        case outcomes.Stop(reason):
+            return stop(claim, reason)
+    raise BadOutcome(
+        f"step {claim.step!r} returned {show(outcome)}; it must return Next, Retry, Await, Spawn, Done or Stop"
+    )
+
+
+def stop(claim: Claim, reason: object) -> Finish:
+    """End an instance `failed`; always possible, whatever the reason's text holds."""
+    return Finish(claim.id, claim.fence, Status.FAILED, None, error_text(describe(reason)))
+
+
+def with_error(change: Transition, error: BaseException) -> Transition:
+    """Record the error that the transition is the answer to."""
+    return change if isinstance(change, Finish) else evolve(change, error=error_text(describe(error)))
+
+
+def _state(mine: Definition, given: object, current: object) -> str:
+    try:
+        return mine.codec.encode(current if given is None else given)
+    except InvalidState as error:
+        raise BadOutcome(str(error)) from None
+
+
+def _delay(value: object) -> timedelta:
+    delay = _duration("delay", value)
+    if delay < ZERO:
+        raise BadOutcome(f"delay {show(value)} lies in the past; give zero or more")
+    return delay
+
+
+def _timeout(value: object) -> timedelta | None:
+    if value is None:
+        return None
+    timeout = _duration("timeout", value)
+    if timeout <= ZERO:
+        raise BadOutcome(f"timeout {show(value)} is not positive; leave it out to wait without end")
+    return timeout
+
+
+def _duration(what: str, value: object) -> timedelta:
+    try:
+        return to_timedelta(value)
+    except ValueError as error:
+        raise BadOutcome(f"{what}: {error}") from None
+
+
+def _names(given: object) -> list[str]:
+    if isinstance(given, str):
+        given = [given]
+    if not isinstance(given, Iterable):
+        raise BadOutcome(f"Await names {show(given)} are neither a text nor a collection of texts")
+    try:
+        names = dict.fromkeys(check_name("signal name", name) for name in given)
+    except InvalidInstance as error:
+        raise BadOutcome(str(error)) from None
+    if not names:
+        raise BadOutcome("Await has no names; it would wait for nothing")
+    return list(names)
+
+
+def _children(given: object) -> tuple[NewInstance, ...]:
+    if not isinstance(given, Iterable):
+        raise BadOutcome(f"Spawn children {show(given)} are no collection")
+    return tuple(_child(place, child) for place, child in enumerate(given))
+
+
+def _child(place: int, child: object) -> NewInstance:
+    if isinstance(child, NewInstance):
+        return child
+    try:
+        if isinstance(child, type) and issubclass(child, FSM):
+            return child.new()
+    except GenDurableError as error:
+        raise BadOutcome(f"Spawn child {place}: {error}") from error
+    raise BadOutcome(f"Spawn child {place} is {show(child)}; give Machine.new(...) or a machine class")

@@ -1,0 +1,127 @@
+"""Connections as the engine needs them: one schema, one isolation level, one clock, whatever the role's defaults."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg import capabilities, pq, sql
+from psycopg.conninfo import conninfo_to_dict
+
+from gendurable.errors import DatabaseUnavailable, InvalidInstance
+
+Connection: TypeAlias = psycopg.Connection[Any]
+
+DEFAULT_SCHEMA = "public"
+MAX_IDENTIFIER_BYTES = 63
+
+
+def check_schema(schema: str | None) -> str:
+    """Return the schema's name; InvalidInstance if Postgres would refuse or cut it."""
+    name = DEFAULT_SCHEMA if schema is None else schema
+    if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > MAX_IDENTIFIER_BYTES:
+        raise InvalidInstance(f"schema: {schema!r} is no schema name: give 1 to {MAX_IDENTIFIER_BYTES} bytes of text")
+    return name
+
+
+def search_path(schema: str) -> str:
+    """Return the search path that finds our tables and nobody else's."""
+    return sql.Identifier(schema).as_string(None) + ", pg_temp"
+
+
+def connect(dsn: str, *, schema: str | None = None, application: str = "gendurable") -> Connection:
+    """Open a connection that is ready for the engine's statements."""
+    name = check_schema(schema)
+    try:
+        conn = psycopg.connect(dsn, autocommit=True, **start_up(dsn, application))
+    except psycopg.OperationalError as error:
+        raise DatabaseUnavailable(f"cannot connect to {target(dsn)}: {one_line(error)}") from error
+    except psycopg.ProgrammingError as error:
+        raise InvalidInstance(
+            f"the DSN is not understood: {one_line(error)}; write postgresql://user@host/db or libpq's key=value form"
+        ) from None
+    configure(conn, name)
+    return conn
+
+
+def configure(conn: Connection, schema: str) -> None:
+    """Pin what our statements rely on.
+
+    Read committed: the recheck after a park must see what was committed since. UTC and ISO dates: times that travel
+    as text. By `set_config`, not start-up options, which poolers refuse.
+    """
+    conn.execute(
+        "select set_config('search_path', %s, false), set_config('default_transaction_isolation', 'read committed',"
+        " false), set_config('TimeZone', 'UTC', false), set_config('DateStyle', 'ISO', false)",
+        [search_path(schema)],
+    )
+
+
+@contextmanager
+def in_schema(conn: Connection, schema: str) -> Iterator[None]:
+    """Run statements on a caller's own connection, inside its transaction, with our search path for that long.
+
+    The caller's path waits in a setting of ours, so that it need not travel. After an error the savepoint that
+    `transaction()` made takes both settings back.
+    """
+    with conn.transaction():
+        conn.execute(
+            "select set_config('gendurable.search_path', current_setting('search_path'), true),"
+            " set_config('search_path', %s, true)",
+            [search_path(schema)],
+        )
+        yield
+        conn.execute("select set_config('search_path', current_setting('gendurable.search_path'), true)")
+
+
+@contextmanager
+def pipeline(conn: Connection) -> Iterator[None]:
+    """Send several statements in one round trip, where libpq can."""
+    if capabilities.has_pipeline():
+        with conn.pipeline():
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def one_commit(conn: Connection) -> Iterator[None]:
+    """Run statements in one transaction and, where libpq can, one round trip.
+
+    `transaction()` would wait for the answer to its BEGIN; these two travel with the statements between them.
+    """
+    try:
+        with pipeline(conn):
+            conn.execute("begin")
+            yield
+            conn.execute("commit")
+    except BaseException:
+        if conn.info.transaction_status not in (pq.TransactionStatus.IDLE, pq.TransactionStatus.UNKNOWN):
+            conn.execute("rollback")
+        raise
+
+
+def target(dsn: str) -> str:
+    """Say which server a DSN means, without its password."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        return "the database"
+    server = f"{parts.get('host', 'the default host')}:{parts.get('port', '5432')}"
+    return f"database {parts.get('dbname', 'of the default name')!r} at {server}"
+
+
+def one_line(error: BaseException) -> str:
+    """Fold a driver's message into one line."""
+    return re.sub(r"\s+", " ", str(error)).strip()
+
+
+def start_up(dsn: str, application: str) -> dict[str, Any]:
+    """Connection parameters that the DSN leaves open."""
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        return {}
+    defaults = {"connect_timeout": 5, "application_name": application, "client_encoding": "utf8"}
+    return {key: value for key, value in defaults.items() if key not in given}

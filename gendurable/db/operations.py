@@ -1,0 +1,165 @@
+"""What takes more than one statement: claim with inbox and children, commit a batch, insert, send a signal."""
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import psycopg
+from attrs import evolve
+
+from gendurable.core.claim import Claim
+from gendurable.core.codec import encode_value
+from gendurable.core.duration import ZERO
+from gendurable.core.instance import Instance, NewInstance
+from gendurable.core.limits import DEFAULT_LIMITS, check_key, check_name, show
+from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChildren, Transition
+from gendurable.db import store
+from gendurable.db.connection import Connection, one_commit, pipeline
+from gendurable.db.rows import Delivery
+from gendurable.errors import DuplicateInstance, InboxFull, InstanceNotFound, InvalidInstance, NoTarget
+
+# A statement's parameters must fit into one protocol message (1 GB) and the server's memory; far below both.
+INSERT_BYTES = 64 * 1024 * 1024
+
+
+def claim_batch(
+    conn: Connection,
+    *,
+    queue: str,
+    machines: Sequence[str],
+    worker: str,
+    limit: int,
+    lease: timedelta,
+    ahead: timedelta = ZERO,
+) -> list[Claim]:
+    """Claim due instances and load what their steps will see. Nothing due: one statement; no signals: still one."""
+    claims = store.claim(
+        conn, queue=queue, machines=machines, worker=worker, limit=limit, lease=lease, ahead=ahead
+    ).all()
+    signalled = [claim.id for claim in claims if claim.has_signals]
+    parents = [claim.id for claim in claims if claim.spawn_round]
+    if not signalled and not parents:
+        return claims
+    try:
+        with pipeline(conn):
+            signals = store.load_signals(conn, ids=signalled) if signalled else ()
+            children = store.load_children(conn, ids=parents) if parents else ()
+        inboxes = {id_: tuple(rows) for id_, rows in groupby(signals, attrgetter("target_id"))}
+        families = {id_: tuple(rows) for id_, rows in groupby(children, attrgetter("parent_id"))}
+    except psycopg.Error:
+        # Nobody will run these: give them back rather than leave them to their lease.
+        if not conn.closed:
+            store.release(conn, claims)
+        raise
+    return [evolve(claim, inbox=inboxes.get(claim.id, ()), children=families.get(claim.id, ())) for claim in claims]
+
+
+def commit(conn: Connection, changes: Sequence[Transition], *, ahead: timedelta = ZERO) -> set[int]:
+    """Write a batch of outcomes in one transaction; return the ids that were written, the others being stale.
+
+    However many outcomes and kinds: at most one statement per kind, one for the locks and one for the recheck.
+    """
+    advances = [change for change in changes if isinstance(change, Advance)]
+    repeats = [change for change in changes if isinstance(change, Repeat)]
+    parks = [change for change in changes if isinstance(change, Park)]
+    spawns = [change for change in changes if isinstance(change, SpawnChildren)]
+    ends = [change for change in changes if isinstance(change, Finish)]
+    with one_commit(conn):
+        held = store.lock_claims(conn, changes)
+        if advances:
+            store.advance(conn, advances, ahead=ahead)
+        if repeats:
+            store.repeat(conn, repeats, ahead=ahead)
+        if parks:
+            store.park(conn, parks, ahead=ahead)
+            store.recheck_parked(conn, parks, ahead=ahead)
+        if spawns:
+            store.spawn(conn, spawns, ahead=ahead)
+        if ends:
+            store.finish(conn, ends, ahead=ahead)
+    return set(held.all())
+
+
+def insert_instance(conn: Connection, new: NewInstance, *, ahead: timedelta = ZERO) -> int:
+    """Insert one instance; DuplicateInstance if its unique key is occupied."""
+    inserted = store.insert(conn, [_check_new(new)], ahead=ahead).one()
+    if inserted is not None:
+        return inserted
+    key = new.unique_key or b""
+    raise DuplicateInstance(key, store.find_occupant(conn, unique_key=key).one())
+
+
+def insert_instances(conn: Connection, instances: Iterable[NewInstance], *, ahead: timedelta = ZERO) -> list[int]:
+    """Insert many instances, all or none; one whose unique key is occupied is skipped."""
+    chunks = _chunks([_check_new(new) for new in instances])
+    if len(chunks) == 1:
+        return store.insert(conn, chunks[0], ahead=ahead).all()
+    with conn.transaction():  # the caller's own may be open: then this is a savepoint
+        return [id_ for chunk in chunks for id_ in store.insert(conn, chunk, ahead=ahead)]
+
+
+def send_signal(
+    conn: Connection,
+    id: int,  # noqa: A002  the column's name
+    name: str,
+    payload: Any,
+    dedup_key: str | None,
+    *,
+    ahead: timedelta = ZERO,
+) -> store.Rows[Delivery]:
+    """Store a signal. The caller provides the transaction, and has `delivered` judge the answer after it."""
+    checked = {
+        "id": check_id(id),
+        "name": check_name("signal name", name),
+        "payload": encode_value(payload, what="payload"),
+        "dedup_key": None if dedup_key is None else check_key("dedup_key", dedup_key),
+    }
+    store.lock_target(conn, id=id)
+    return store.deliver(conn, **checked, inbox_limit=DEFAULT_LIMITS.inbox, ahead=ahead)  # type: ignore[arg-type]
+
+
+def delivered(id: int, answer: store.Rows[Delivery]) -> Delivery:  # noqa: A002  the column's name
+    """Return what became of a signal; NoTarget or InboxFull if it was not stored."""
+    delivery = answer.one()
+    if delivery is None or not delivery.found:
+        raise NoTarget(id)
+    if delivery.id is None:
+        raise InboxFull(id, DEFAULT_LIMITS.inbox)
+    return delivery
+
+
+def read_instance(conn: Connection, id: int) -> Instance:  # noqa: A002  the column's name
+    """Read one instance; InstanceNotFound if there is none."""
+    found = store.get_instance(conn, id=check_id(id)).one()
+    if found is None:
+        raise InstanceNotFound(id)
+    return found.decoded()
+
+
+def check_id(value: object) -> int:
+    """Return an instance's id; InvalidInstance if it can be none."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
+        raise InvalidInstance(f"id: {show(value)} is no instance id: give a positive 64-bit integer")
+    return value
+
+
+def _check_new(new: object) -> NewInstance:
+    if not isinstance(new, NewInstance):
+        raise InvalidInstance(f"{show(new)} is no new instance: give what Machine.new(...) returns")
+    return new
+
+
+def _chunks(instances: list[NewInstance]) -> list[list[NewInstance]]:
+    """Cut into statements of bearable size; almost always one. By unique key, as within a statement."""
+    chunks: list[list[NewInstance]] = []
+    room = 0
+    for new in sorted(instances, key=lambda new: new.unique_key or b""):
+        size = len(new.state)
+        if not chunks or size > room:
+            chunks.append([])
+            room = INSERT_BYTES
+        chunks[-1].append(new)
+        room -= size
+    return chunks

@@ -1,0 +1,309 @@
+"""One typed function per statement of `sql/statements`, of the same name. Takes a connection, never commits.
+
+Each returns `Rows`, read when asked: inside a pipeline nothing waits for an answer until the pipeline ends.
+`ahead` is how far the caller's clock runs ahead of the database's: zero, except where tests advance it.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+import psycopg
+from psycopg.rows import class_row, scalar_row
+
+from gendurable.core.claim import Claim, Fenced, StoredChild, StoredSignal
+from gendurable.core.duration import ZERO
+from gendurable.core.instance import Instance, NewInstance
+from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChildren
+from gendurable.db.connection import Connection
+from gendurable.db.rows import Count, Delivery, Expired, Reaped
+from gendurable.db.statements import statement
+
+T = TypeVar("T")
+
+
+class Rows(Generic[T]):
+    """The answer to one statement."""
+
+    def __init__(self, cursor: psycopg.Cursor[T]) -> None:
+        """Keep the cursor; nothing is read yet."""
+        self._cursor = cursor
+
+    def all(self) -> list[T]:
+        """Read every row."""
+        return self._cursor.fetchall()
+
+    def one(self) -> T | None:
+        """Read the first row, if there is one."""
+        return self._cursor.fetchone()
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._cursor)
+
+
+# Claiming.
+
+
+def claim(
+    conn: Connection,
+    *,
+    queue: str,
+    machines: Sequence[str],
+    worker: str,
+    limit: int,
+    lease: timedelta,
+    ahead: timedelta = ZERO,
+) -> Rows[Claim]:
+    """Lease up to `limit` due instances of `queue` that `machines` can run to `worker`."""
+    return _rows(
+        conn,
+        Claim,
+        "claim",
+        queue=queue,
+        machines=list(machines),
+        worker=worker,
+        limit=limit,
+        lease=lease,
+        ahead=ahead,
+    )
+
+
+def load_signals(conn: Connection, *, ids: Sequence[int]) -> Rows[StoredSignal]:
+    """Read the inboxes of some instances."""
+    return _rows(conn, StoredSignal, "load_signals", ids=list(ids))
+
+
+def load_children(conn: Connection, *, ids: Sequence[int]) -> Rows[StoredChild]:
+    """Read the children of some instances."""
+    return _rows(conn, StoredChild, "load_children", ids=list(ids))
+
+
+def extend_leases(
+    conn: Connection, claims: Sequence[Fenced], *, lease: timedelta, ahead: timedelta = ZERO
+) -> Rows[int]:
+    """Prolong claims; the ids of those that still hold come back, except rows that somebody has locked."""
+    return _scalars(conn, "extend_leases", **_fences(claims), lease=lease, ahead=ahead)
+
+
+def release(conn: Connection, claims: Sequence[Fenced]) -> Rows[int]:
+    """Hand back claims whose step never started."""
+    return _scalars(conn, "release", **_fences(claims))
+
+
+# Outcomes. All of a batch in one transaction that opens with lock_claims.
+
+
+def lock_claims(conn: Connection, changes: Sequence[Fenced]) -> Rows[int]:
+    """Lock the claims that still hold, in id order; a missing id is a stale claim."""
+    return _scalars(conn, "lock_claims", **_fences(changes))
+
+
+def advance(conn: Connection, changes: Sequence[Advance], *, ahead: timedelta = ZERO) -> Rows[int]:
+    """Write Next outcomes."""
+    return _scalars(
+        conn,
+        "advance",
+        **_fences(changes),
+        steps=[change.step for change in changes],
+        states=[change.state for change in changes],
+        delays=[change.delay for change in changes],
+        errors=[change.error for change in changes],
+        consumed=[signal for change in changes for signal in change.consumed],
+        ahead=ahead,
+    )
+
+
+def repeat(conn: Connection, changes: Sequence[Repeat], *, ahead: timedelta = ZERO) -> Rows[int]:
+    """Write Retry outcomes."""
+    return _scalars(
+        conn,
+        "repeat",
+        **_fences(changes),
+        states=[change.state for change in changes],
+        delays=[change.delay for change in changes],
+        errors=[change.error for change in changes],
+        ahead=ahead,
+    )
+
+
+def park(conn: Connection, changes: Sequence[Park], *, ahead: timedelta = ZERO) -> Rows[int]:
+    """Write Await outcomes; `recheck_parked` must follow in the same transaction."""
+    return _scalars(
+        conn,
+        "park",
+        **_fences(changes),
+        steps=[change.step for change in changes],
+        states=[change.state for change in changes],
+        names=[change.names for change in changes],
+        timeouts=[change.timeout for change in changes],
+        errors=[change.error for change in changes],
+        ahead=ahead,
+    )
+
+
+def recheck_parked(conn: Connection, changes: Sequence[Park], *, ahead: timedelta = ZERO) -> Rows[int]:
+    """Wake those just parked whose signal came in before the park."""
+    shown = [signal for change in changes for signal in change.shown]
+    return _scalars(conn, "recheck_parked", **_fences(changes), shown=shown, ahead=ahead)
+
+
+def spawn(conn: Connection, changes: Sequence[SpawnChildren], *, ahead: timedelta = ZERO) -> Rows[int]:
+    """Write Spawn outcomes: insert the children and park the parents."""
+    born = [(change.id, place, child) for change in changes for place, child in enumerate(change.children)]
+    columns = _columns([child for _, _, child in born])
+    columns["child_steps"] = columns.pop("steps")
+    columns["child_states"] = columns.pop("states")
+    return _scalars(
+        conn,
+        "spawn",
+        **_fences(changes),
+        steps=[change.step for change in changes],
+        states=[change.state for change in changes],
+        errors=[change.error for change in changes],
+        consumed=[signal for change in changes for signal in change.consumed],
+        parents=[parent for parent, _, _ in born],
+        indexes=[place for _, place, _ in born],
+        **columns,
+        ahead=ahead,
+    )
+
+
+def finish(conn: Connection, changes: Sequence[Finish], *, ahead: timedelta = ZERO) -> Rows[int]:
+    """Write Done and Stop outcomes: drop the inbox, join the parent."""
+    return _scalars(
+        conn,
+        "finish",
+        **_fences(changes),
+        statuses=[str(change.status) for change in changes],
+        results=[change.result for change in changes],
+        errors=[change.error for change in changes],
+        crashes=[change.crashes for change in changes],
+        ahead=ahead,
+    )
+
+
+# Maintenance.
+
+
+def reap(conn: Connection, *, worker: str, limit: int, lease: timedelta, ahead: timedelta = ZERO) -> Rows[Reaped]:
+    """Take expired claims away; those whose crash budget is spent are now claims of `worker`, to be ended."""
+    return _rows(conn, Reaped, "reap", worker=worker, limit=limit, lease=lease, ahead=ahead)
+
+
+def expire_awaits(conn: Connection, *, limit: int, ahead: timedelta = ZERO) -> Rows[Expired]:
+    """Wake parked instances whose deadline has passed."""
+    return _rows(conn, Expired, "expire_awaits", limit=limit, ahead=ahead)
+
+
+def gc(conn: Connection, *, older_than: timedelta, after: int, limit: int, ahead: timedelta = ZERO) -> Rows[int]:
+    """Delete up to `limit` instances above id `after` that ended longer ago than `older_than`."""
+    return _scalars(conn, "gc", older_than=older_than, after=after, limit=limit, ahead=ahead)
+
+
+# Clients.
+
+
+def insert(conn: Connection, instances: Sequence[NewInstance], *, ahead: timedelta = ZERO) -> Rows[int]:
+    """Insert instances; one whose unique key is occupied is skipped."""
+    return _scalars(conn, "insert", **_columns(instances), ahead=ahead)
+
+
+def find_occupant(conn: Connection, *, unique_key: bytes) -> Rows[int]:
+    """Return the id of the instance that holds a unique key."""
+    return _scalars(conn, "find_occupant", unique_key=unique_key)
+
+
+def lock_target(conn: Connection, *, id: int) -> Rows[int]:  # noqa: A002  the column's name
+    """Hold the row that a signal is for; `deliver` must follow in the same transaction."""
+    return _scalars(conn, "lock_target", id=id)
+
+
+def deliver(
+    conn: Connection,
+    *,
+    id: int,  # noqa: A002  the column's name
+    name: str,
+    payload: str,
+    dedup_key: str | None,
+    inbox_limit: int,
+    ahead: timedelta = ZERO,
+) -> Rows[Delivery]:
+    """Store a signal and wake its target if it waits for that name."""
+    return _rows(
+        conn,
+        Delivery,
+        "deliver",
+        id=id,
+        name=name,
+        payload=payload,
+        dedup_key=dedup_key,
+        inbox_limit=inbox_limit,
+        ahead=ahead,
+    )
+
+
+# Looking.
+
+
+def get_instance(conn: Connection, *, id: int) -> Rows[Instance]:  # noqa: A002  the column's name
+    """Read one row, every column."""
+    return _rows(conn, Instance, "get_instance", id=id)
+
+
+def get_status(conn: Connection, *, id: int) -> Rows[str]:  # noqa: A002  the column's name
+    """Read where one instance stands."""
+    return _scalars(conn, "get_status", id=id)
+
+
+def list_instances(
+    conn: Connection,
+    *,
+    status: str | None = None,
+    fsm: str | None = None,
+    queue: str | None = None,
+    step: str | None = None,
+    limit: int,
+) -> Rows[Instance]:
+    """Read the newest rows that match every filter given."""
+    return _rows(conn, Instance, "list_instances", status=status, fsm=fsm, queue=queue, step=step, limit=limit)
+
+
+def count_instances(conn: Connection) -> Rows[Count]:
+    """Count instances by queue and status."""
+    return _rows(conn, Count, "count_instances")
+
+
+def due_queues(conn: Connection, *, ahead: timedelta = ZERO) -> Rows[str]:
+    """Name the queues that hold due work."""
+    return _scalars(conn, "due_queues", ahead=ahead)
+
+
+def _rows(conn: Connection, row: type[T], name: str, /, **parameters: Any) -> Rows[T]:
+    # A row class and cursor of our own: the connection may be the caller's, with a row factory of theirs.
+    return Rows(conn.cursor(row_factory=class_row(row)).execute(statement(name), parameters))
+
+
+def _scalars(conn: Connection, name: str, /, **parameters: Any) -> Rows[Any]:
+    return Rows(conn.cursor(row_factory=scalar_row).execute(statement(name), parameters))
+
+
+def _fences(claims: Sequence[Fenced]) -> dict[str, list[int]]:
+    return {"ids": [claim.id for claim in claims], "fences": [claim.fence for claim in claims]}
+
+
+def _columns(instances: Sequence[NewInstance]) -> dict[str, list[Any]]:
+    """Turn instances into one array per column: a fixed number of parameters, however many rows."""
+    return {
+        "fsms": [new.fsm for new in instances],
+        "fsm_versions": [new.fsm_version for new in instances],
+        "steps": [new.step for new in instances],
+        "states": [new.state for new in instances],
+        "queues": [new.queue for new in instances],
+        "priorities": [new.priority for new in instances],
+        "partition_keys": [new.partition_key for new in instances],
+        "unique_keys": [new.unique_key for new in instances],
+        "unique_scopes": [",".join(sorted(new.unique_scope)) for new in instances],
+        "max_crashes": [new.max_crashes for new in instances],
+        "eligible_ats": [new.eligible_at for new in instances],
+        "delays": [new.delay for new in instances],
+    }

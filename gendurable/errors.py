@@ -1,0 +1,164 @@
+"""Every exception gendurable raises, named for the situation; each message says what to do next."""
+
+from typing import Any
+
+
+class GenDurableError(Exception):
+    """The root of all our errors."""
+
+
+# What a programmer wrote.
+
+
+class DefinitionError(GenDurableError):
+    """A machine class is not well formed; raised when the class is made."""
+
+
+class LoadError(GenDurableError):
+    """A dotted path leads to no machines."""
+
+
+class DuplicateMachine(LoadError):
+    """Two machines claim one (name, version)."""
+
+
+class InvalidInstance(GenDurableError, ValueError):
+    """A parameter of `.new(...)`, `signal(...)` or a client call is out of range; nothing was written."""
+
+
+class InvalidState(InvalidInstance):
+    """A state does not fit its state class; the message names the field."""
+
+
+# What a step did.
+
+
+class Unstorable(GenDurableError, ValueError):
+    """A value cannot be stored as JSON; the message carries the path to the culprit."""
+
+
+class BadOutcome(GenDurableError):
+    """A step or handler returned something that is no well-formed outcome."""
+
+
+class UndecodableRow(GenDurableError):
+    """What a row, signal or child holds cannot be read back."""
+
+
+# What the database answered.
+
+
+class DuplicateInstance(GenDurableError):
+    """The unique key is occupied by another instance."""
+
+    def __init__(self, unique_key: bytes, occupant: int | None) -> None:
+        """Name the key and, where it could be found, the instance that holds it."""
+        super().__init__(unique_key, occupant)
+        self.unique_key = unique_key
+        self.occupant = occupant
+
+    def __str__(self) -> str:
+        holder = "another instance" if self.occupant is None else f"instance {self.occupant}"
+        key = self.unique_key.decode("utf-8", "backslashreplace")
+        return (
+            f"unique key {key!r} is occupied by {holder}; nothing was inserted: wait for it to end, or use another key"
+        )
+
+
+class InstanceNotFound(GenDurableError):
+    """No instance has this id."""
+
+    def __init__(self, id: int) -> None:  # noqa: A002  the column's name
+        """Name the id."""
+        super().__init__(id)
+        self.id = id
+
+    def __str__(self) -> str:
+        return f"no instance has id {self.id}; it was never inserted here, or was removed after it ended"
+
+
+class NoTarget(GenDurableError):
+    """The instance a signal is meant for has ended or does not exist."""
+
+    def __init__(self, id: int) -> None:  # noqa: A002  the column's name
+        """Name the id."""
+        super().__init__(id)
+        self.id = id
+
+    def __str__(self) -> str:
+        return f"instance {self.id} has ended or does not exist; the signal was not stored"
+
+
+class InboxFull(GenDurableError):
+    """The instance holds as many unread signals as it may."""
+
+    def __init__(self, id: int, limit: int) -> None:  # noqa: A002  the column's name
+        """Name the id and the limit."""
+        super().__init__(id, limit)
+        self.id = id
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"instance {self.id} already holds {self.limit} signals; the signal was not stored: "
+            "send again once its steps have consumed some"
+        )
+
+
+class WaitTimeout(GenDurableError, TimeoutError):
+    """An instance did not end in time; it goes on."""
+
+    def __init__(self, id: int, status: str, timeout: float) -> None:  # noqa: A002  the column's name
+        """Name the id, where it stands and how long was waited."""
+        super().__init__(id, status, timeout)
+        self.id = id
+        self.status = status
+        self.timeout = timeout
+
+    def __str__(self) -> str:
+        return (
+            f"instance {self.id} is still {self.status} after {self.timeout:g} s; it goes on, wait again or look at it"
+        )
+
+
+class OutcomeUnknown(GenDurableError):
+    """The connection was lost while a write was under way: it may or may not have been committed."""
+
+
+class DatabaseUnavailable(GenDurableError):
+    """The database could not be reached."""
+
+
+class SchemaMissing(GenDurableError):
+    """The database has no gendurable tables in this schema, or too old ones."""
+
+
+class SchemaTooNew(GenDurableError):
+    """The database was migrated by a newer gendurable than this one."""
+
+
+class MigrationError(GenDurableError):
+    """A migration was asked for that does not exist or cannot run."""
+
+
+# Tools.
+
+
+class RunawayError(GenDurableError):
+    """A drain took more steps than it was allowed."""
+
+
+class EmbeddedError(GenDurableError):
+    """The private Postgres server could not be found or started."""
+
+
+def describe(error: Any) -> str:
+    """Return `Type: message` of an exception; for anything else its text. Never raises."""
+    try:
+        message = str(error)
+    except Exception as broken:  # noqa: BLE001  a reason must be recorded even if its own __str__ fails
+        message = f"(its text could not be made: {type(broken).__name__})"
+        return f"{type(error).__name__}: {message}"
+    if not isinstance(error, BaseException):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

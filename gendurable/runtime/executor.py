@@ -1,0 +1,100 @@
+"""One claim -> context -> step or handle -> transition. No database, no thread: only the user's code is called."""
+
+from datetime import datetime
+from typing import Any
+
+from attrs import evolve
+
+from gendurable.core.claim import Claim, StoredChild, StoredSignal
+from gendurable.core.codec import decode_value
+from gendurable.core.context import Child, Context, Signal
+from gendurable.core.fsm import FSM, Step, definition
+from gendurable.core.status import Status
+from gendurable.core.transition import Transition, stop, transition, with_error
+from gendurable.errors import UndecodableRow
+
+
+def execute(claim: Claim, machine: FSM[Any]) -> Transition:
+    """Run the claimed step to a transition.
+
+    Whatever Exception comes up becomes one too. SystemExit and its like pass through: they are crashes, without an
+    outcome, and the reaper's business.
+    """
+    try:
+        step = _find_step(claim, machine)
+        ctx = _context(claim, machine)
+    except Exception as error:  # noqa: BLE001  a row that cannot be read must not hurt its neighbours
+        return stop(claim, error)
+    try:
+        outcome = step.function(machine, ctx)
+        return transition(claim, outcome, ctx.state, machine)
+    except Exception as error:  # noqa: BLE001  the step's error, whatever it is, is for its handler
+        return _handled(claim, machine, error)
+
+
+def _find_step(claim: Claim, machine: FSM[Any]) -> Step[Any, Any]:
+    step = definition(type(machine)).steps.get(claim.step)
+    if step is None:
+        raise UndecodableRow(f"{claim.fsm} version {claim.fsm_version} has no step {claim.step!r}; was it renamed?")
+    return step
+
+
+def _handled(claim: Claim, machine: FSM[Any], error: Exception) -> Transition:
+    try:
+        # Decoded afresh: what the failed step did to its state, the handler must not see.
+        ctx = _bare_context(claim, machine)
+        outcome = machine.handle(error, ctx)
+        return with_error(transition(claim, outcome, ctx.state, machine), error)
+    except Exception as second:  # noqa: BLE001  nobody is left to ask
+        return stop(claim, second)
+
+
+def _bare_context(claim: Claim, machine: FSM[Any]) -> Context[Any]:
+    return Context(
+        id=claim.id,
+        fsm=claim.fsm,
+        fsm_version=claim.fsm_version,
+        step=claim.step,
+        attempt=claim.attempt,
+        state=definition(type(machine)).codec.decode(claim.state),
+        parent_id=claim.parent_id,
+        last_error=claim.last_error,
+    )
+
+
+def _context(claim: Claim, machine: FSM[Any]) -> Context[Any]:
+    ctx = _bare_context(claim, machine)
+    if not claim.inbox and not claim.children:
+        return ctx
+    inbox = tuple(_signal(signal) for signal in claim.inbox)
+    awaits = frozenset(claim.awaits or ())
+    children = tuple(_child(child) for child in claim.children)
+    return evolve(
+        ctx,
+        awaited=tuple(signal for signal in inbox if signal.name in awaits),
+        inbox=inbox,
+        children=children,
+        joined=tuple(child for child in children if child.round == claim.join_round),
+    )
+
+
+def _signal(stored: StoredSignal) -> Signal:
+    try:
+        inserted_at = datetime.fromisoformat(stored.inserted_at)
+    except ValueError as error:
+        raise UndecodableRow(f"signal {stored.id} has the time {stored.inserted_at!r}, which cannot be read") from error
+    payload = decode_value(stored.payload, what=f"payload of signal {stored.id}")
+    return Signal(stored.id, stored.name, payload, stored.dedup_key, inserted_at)
+
+
+def _child(stored: StoredChild) -> Child:
+    return Child(
+        id=stored.id,
+        fsm=stored.fsm,
+        status=Status(stored.status),
+        state=decode_value(stored.state, what=f"state of child {stored.id}"),
+        result=None if stored.result is None else decode_value(stored.result, what=f"result of child {stored.id}"),
+        last_error=stored.last_error,
+        round=stored.round,
+        index=stored.index,
+    )

@@ -1,0 +1,41 @@
+"""One pass of maintenance: expired leases and overdue awaits."""
+
+from datetime import timedelta
+
+from gendurable.core.duration import ZERO
+from gendurable.core.status import Status
+from gendurable.core.transition import Finish
+from gendurable.db import store
+from gendurable.db.connection import Connection
+from gendurable.db.operations import commit
+from gendurable.db.rows import Expired, Reaped
+
+# Small enough that a mass crash does not become one long transaction.
+BATCH = 500
+
+
+def reap_expired(conn: Connection, *, worker: str, lease: timedelta, ahead: timedelta = ZERO) -> list[Reaped]:
+    """Return expired claims to the queue, and end those instances whose crash budget is spent."""
+    reaped: list[Reaped] = []
+    while batch := store.reap(conn, worker=worker, limit=BATCH, lease=lease, ahead=ahead).all():
+        reaped += batch
+        if spent := [_ending(row) for row in batch if row.spent]:
+            commit(conn, spent, ahead=ahead)
+        if len(batch) < BATCH:
+            break
+    return reaped
+
+
+def wake_overdue(conn: Connection, *, ahead: timedelta = ZERO) -> list[Expired]:
+    """Wake parked instances whose deadline has passed."""
+    woken: list[Expired] = []
+    while batch := store.expire_awaits(conn, limit=BATCH, ahead=ahead).all():
+        woken += batch
+        if len(batch) < BATCH:
+            break
+    return woken
+
+
+def _ending(row: Reaped) -> Finish:
+    reason = f"the worker died {row.crashes} times in a row in step {row.step!r}; nothing more is tried"
+    return Finish(row.id, row.fence, Status.FAILED, None, reason, row.crashes)

@@ -1,0 +1,6 @@
+"""For tests of machines: values for unit tests, and a harness over a real Postgres."""
+
+from gendurable.testing.build import child, context, signal
+from gendurable.testing.harness import Harness
+
+__all__ = ["Harness", "child", "context", "signal"]

@@ -1,0 +1,132 @@
+"""Harness: the engine without threads or sleeping, over a real Postgres, with a clock that tests can advance."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from gendurable.core.claim import Claim
+from gendurable.core.duration import ZERO, Duration, to_timedelta
+from gendurable.core.instance import Instance, NewInstance
+from gendurable.core.registry import Registry, Source
+from gendurable.core.transition import Transition
+from gendurable.db import migrate, store
+from gendurable.db.connection import check_schema, connect, one_commit
+from gendurable.db.operations import (
+    claim_batch,
+    delivered,
+    insert_instance,
+    insert_instances,
+    read_instance,
+    send_signal,
+)
+from gendurable.db.rows import Delivery
+from gendurable.errors import InvalidInstance, RunawayError
+from gendurable.runtime.committing import settle
+from gendurable.runtime.executor import execute
+from gendurable.runtime.sweeping import reap_expired, wake_overdue
+
+BATCH = 100
+LEASE = timedelta(seconds=60)
+WORKER = "harness"
+EMPTY: Mapping[str, Any] = {}
+
+
+class Harness:
+    """Runs machines to quiescence through the worker's own claim, execute and commit code.
+
+    Its clock is the database's plus what was advanced. The schema is migrated when the harness is made.
+    """
+
+    def __init__(self, dsn: str, fsms: Iterable[Source] = (), schema: str | None = None) -> None:
+        """Connect, migrate, and gather machines from classes, instances, registries or dotted paths."""
+        self.registry = Registry([fsms] if isinstance(fsms, str) else fsms)
+        migrate.up(dsn, schema=schema)
+        self._conn = connect(dsn, schema=check_schema(schema), application="gendurable harness")
+        self._ahead = ZERO
+
+    def insert(self, new: NewInstance) -> int:
+        """Insert an instance and return its id."""
+        return insert_instance(self._conn, new, ahead=self._ahead)
+
+    def insert_many(self, instances: Iterable[NewInstance]) -> list[int]:
+        """Insert many instances and return the ids of those inserted."""
+        return insert_instances(self._conn, instances, ahead=self._ahead)
+
+    def signal(self, id: int, name: str, payload: Any = EMPTY, *, dedup_key: str | None = None) -> Delivery:  # noqa: A002
+        """Send a signal to an instance."""
+        with one_commit(self._conn):
+            answer = send_signal(self._conn, id, name, payload, dedup_key, ahead=self._ahead)
+        return delivered(id, answer)
+
+    def get(self, id: int) -> Instance:  # noqa: A002  the column's name
+        """Return an instance."""
+        return read_instance(self._conn, id)
+
+    def advance(self, by: Duration) -> None:
+        """Let the clock run ahead; what became due runs in the next `drain`."""
+        step = to_timedelta(by)
+        if step < ZERO:
+            raise InvalidInstance(f"the clock runs forward only, not by {by!r}")
+        self._ahead += step
+
+    def drain(self, queue: str | None = None, max_steps: int = 1000) -> dict[str, int]:
+        """Run everything due, await deadlines and expired leases included, until nothing is.
+
+        Returns how many outcomes of each kind were committed; a step that ended in SystemExit or its like counts as
+        "crash" and leaves its row to its lease, as a dead worker would. RunawayError beyond `max_steps`.
+        """
+        tally: Counter[str] = Counter()
+        steps = 0
+        while claims := self._claim(queue, limit=min(BATCH, max_steps + 1 - steps)):
+            steps += len(claims)
+            if steps > max_steps:
+                store.release(self._conn, claims)
+                raise RunawayError(
+                    f"drained {max_steps} steps and instance {claims[0].id} ({claims[0].fsm}, step "
+                    f"{claims[0].step!r}) is still due: does it loop? Otherwise give a higher max_steps"
+                )
+            self._run(claims, tally)
+        return dict(tally)
+
+    def _claim(self, queue: str | None, limit: int) -> list[Claim]:
+        reap_expired(self._conn, worker=WORKER, lease=LEASE, ahead=self._ahead)
+        wake_overdue(self._conn, ahead=self._ahead)
+        queues = [queue] if queue is not None else store.due_queues(self._conn, ahead=self._ahead).all()
+        for name in queues:
+            claims = claim_batch(
+                self._conn,
+                queue=name,
+                machines=self.registry.capabilities,
+                worker=WORKER,
+                limit=limit,
+                lease=LEASE,
+                ahead=self._ahead,
+            )
+            if claims:
+                return claims
+        return []
+
+    def _run(self, claims: list[Claim], tally: Counter[str]) -> None:
+        changes: list[Transition] = []
+        for claim in claims:
+            machine = self.registry.get(claim.fsm, claim.fsm_version)
+            assert machine is not None, "the claim asks for our machines only"  # noqa: S101
+            try:
+                changes.append(execute(claim, machine))
+            except BaseException:  # noqa: BLE001  a crash of the step, as a dead worker would be
+                tally["crash"] += 1
+        tally.update(change.kind for change in settle(self._conn, changes, ahead=self._ahead))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._conn.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,3 @@
+drop table signals;
+drop table gen_durable;
+drop type durable_status;

@@ -1,0 +1,18 @@
+-- expire_awaits: wake parked instances whose await deadline has passed; they find no signal and know why.
+with overdue as (
+  select g.id
+  from gen_durable g
+  where g.status = 'awaiting_signal'
+    and g.await_deadline <= statement_timestamp() + %(ahead)s::interval
+  order by g.await_deadline
+  limit %(limit)s
+  for no key update of g skip locked
+)
+update gen_durable g
+set status = 'runnable',
+    eligible_at = g.await_deadline,
+    await_deadline = null,
+    updated_at = statement_timestamp()
+from overdue
+where g.id = overdue.id
+returning g.id, g.queue

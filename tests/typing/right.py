@@ -1,0 +1,116 @@
+"""Uses of the public API that a strict type checker accepts; checked by test_typing.py, never run."""
+
+from datetime import timedelta
+from typing import Any, TypedDict, assert_type
+
+from attrs import evolve, frozen
+
+from gendurable import (
+    FSM,
+    Await,
+    Client,
+    Context,
+    Done,
+    Instance,
+    Job,
+    NewInstance,
+    Next,
+    Outcome,
+    Registry,
+    Retry,
+    Signal,
+    Spawn,
+    Stop,
+    step,
+)
+from gendurable.testing import Harness, context, signal
+
+
+@frozen
+class Order:
+    number: int
+    paid: int = 0
+
+
+@frozen
+class Mail:
+    to: str
+
+
+class Note(TypedDict):
+    text: str
+
+
+class SendMail(Job[Mail], name="send_mail", max_attempts=5):
+    def perform(self, ctx: Context[Mail]) -> None:
+        assert_type(ctx.state, Mail)
+
+    def backoff(self, attempt: int) -> float:
+        return 2.0 * attempt
+
+
+class Report(Job[dict[str, Any]]):
+    def perform(self, ctx: Context[dict[str, Any]]) -> dict[str, int] | Stop | Retry[dict[str, Any]]:
+        return {"pages": len(ctx.state)} if ctx.state else Retry(delay=5)
+
+
+@frozen
+class Checkout(FSM[Order], name="checkout", version=1, queue="checkout", max_crashes=None):
+    carrier: str
+
+    @step
+    def start(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Await("payment_confirmed", then=self.ship, timeout=timedelta(days=3))
+
+    @step
+    def ship(self, ctx: Context[Order]) -> Outcome[Order]:
+        assert_type(ctx.state, Order)
+        assert_type(ctx.awaited[0], Signal)
+        if not ctx.awaited:
+            return Stop("payment never arrived")
+        return Next(self.fan, evolve(ctx.state, paid=ctx.awaited[0].payload["amount"]), delay=1.5)
+
+    @step
+    def fan(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Spawn(
+            [SendMail.new(Mail("a")), SendMail.new({"to": "b"}), Report], then=Checkout.finish, state=ctx.state
+        )
+
+    @step
+    def finish(self, ctx: Context[Order]) -> Done:
+        return Done({"paid": ctx.state.paid, "mails": len(ctx.joined)})
+
+    @step
+    def detour(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Next("finish")
+
+    def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[Order]:
+        return Retry(delay=1.0 * ctx.attempt) if ctx.attempt < 5 else Stop(error)
+
+
+class Notes(FSM[Note]):
+    @step
+    def start(self, ctx: Context[Note]) -> Outcome[Note]:
+        return Next(self.start, {"text": ctx.state["text"] + "!"})
+
+
+class Plain(FSM[dict[str, Any]]):
+    @step
+    def start(self, ctx: Context[dict[str, Any]]) -> Outcome[dict[str, Any]]:
+        return Next(self.start, {"n": 1})
+
+
+def use(client: Client, harness: Harness) -> None:
+    new = Checkout.new(Order(42), partition_key="customer:7", unique_key="order:42", schedule_in=5, step=Checkout.ship)
+    assert_type(new, NewInstance)
+    assert_type(client.insert(new), int)
+    assert_type(client.insert_many([new, Notes.new({"text": "hi"})]), list[int])
+    client.signal(1, "payment_confirmed", {"amount": 100}, dedup_key="evt-7")
+    assert_type(client.get(1), Instance)
+    assert_type(client.wait(1, timeout=30), Instance)
+    assert_type(harness.drain(), dict[str, int])
+    checkout = Checkout("DHL")
+    assert_type(context(Order(1)), Context[Order])
+    assert_type(checkout.ship(context(Order(1), awaited=[signal("payment_confirmed", {"amount": 1})])), Outcome[Order])
+    assert_type(Checkout.ship(checkout, context(Order(1))), Outcome[Order])
+    Registry([checkout, SendMail, "shop.machines"])

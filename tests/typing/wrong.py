@@ -1,0 +1,76 @@
+"""Mistakes that a strict type checker must catch: each line marked `# error` and no other."""
+
+from attrs import frozen
+
+from gendurable import FSM, Await, Client, Context, Job, Next, Outcome, Retry, Spawn, Stop, step
+from gendurable.testing import context
+
+
+@frozen
+class Order:
+    number: int
+
+
+@frozen
+class Mail:
+    to: str
+
+
+class Other(FSM[Mail]):
+    @step
+    def start(self, ctx: Context[Mail]) -> Outcome[Mail]:
+        return Stop("x")
+
+
+class Checkout(FSM[Order], version="2"):  # error
+    def helper(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Stop("no step")
+
+    @step
+    def start(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Next(self.ship, Mail("a"))  # error
+
+    @step
+    def ship(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Next(self.helper)  # error
+
+    @step
+    def elsewhere(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Next(Other.start)  # error
+
+    @step
+    def await_plain(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Await("paid", then=self.helper)  # error
+
+    @step
+    def missing(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Next(self.nowhere)  # error
+
+    @step
+    def spawn(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Spawn([Order(1)], then=self.ship)  # error
+
+    @step
+    def retry(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Retry(delay="soon")  # error
+
+    @step  # error
+    def returns_text(self, ctx: Context[Order]) -> str:
+        return "done"
+
+    @step
+    def reads(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Stop(ctx.state.to)  # error
+
+
+class Send(Job[Mail]):
+    def perform(self, ctx: Context[Mail]) -> int:  # error
+        return 1
+
+
+def use(client: Client) -> None:
+    Checkout.new(Mail("a"))  # error
+    Checkout.new(Order(1), priority="high")  # error
+    client.insert(Order(1))  # error
+    client.signal("1", "paid")  # error
+    Checkout().ship(context(Mail("a")))  # error
