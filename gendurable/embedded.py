@@ -333,7 +333,7 @@ class _Cluster:
         for _ in range(_LAUNCH_ATTEMPTS):
             if self.answers():
                 return
-            _, output = self._run("pg_ctl", "-D", self.data, "-w", "-t", "30", "-l", self.log, "-o", options, "start")
+            output = self._start(options)
             if self.answers():
                 return
             # A server that refuses its settings takes its pid file away; one that meets another leaves that one's.
@@ -345,6 +345,12 @@ class _Cluster:
         )
         log = self.log.read_text(errors="replace") if self.log.exists() else ""
         raise self._failure("pg_ctl start", output + log, remedy)
+
+    def _start(self, options: str) -> str:
+        # pg_ctl hands paths to a shell in plain double quotes, so it gets none that a user may have chosen.
+        arguments = ("-w", "-t", "30", "-l", self.log.name, "-o", options, "start")
+        place = {"PGDATA": str(self.data)}
+        return _run([self.binaries / "pg_ctl", *arguments], self.account, cwd=self.data, environ=place)[1]
 
     def answers(self) -> bool:
         # Ask, never trust the pid file: its server may be dead, or not accept connections yet.
@@ -405,10 +411,16 @@ def _guarded(cluster: _Cluster) -> Iterator[None]:
         raise EmbeddedError(f"could not stop the server in {cluster.folder} and delete it; do so by hand")
 
 
-def _run(command: list[str | Path], account: pwd.struct_passwd | None = None) -> tuple[int, str]:
+def _run(
+    command: list[str | Path],
+    account: pwd.struct_passwd | None = None,
+    *,
+    cwd: Path = Path("/"),  # a place the account may be in
+    environ: Mapping[str, str] = _NOTHING,
+) -> tuple[int, str]:
     """Run a program to its end, as the account if there is one; return its exit code and what it said."""
     # A PGPORT or PGOPTIONS meant for another server must not reach ours; LC_ALL keeps macOS from adding threads.
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("PG")} | {"LC_ALL": "C"}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
     with tempfile.TemporaryFile() as output:  # no pipe: the server would inherit it, and we wait for its end
         try:
             process = subprocess.run(  # noqa: S603  our own arguments, no shell
@@ -417,8 +429,8 @@ def _run(command: list[str | Path], account: pwd.struct_passwd | None = None) ->
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd="/",  # a place the account may be in
-                env=environ,
+                cwd=cwd,
+                env={**inherited, "LC_ALL": "C", **environ},
                 user=account and account.pw_uid,
                 group=account and account.pw_gid,
                 extra_groups=[] if account else None,

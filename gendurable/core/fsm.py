@@ -110,12 +110,17 @@ class _Body(dict[str, Any]):
         super().__setitem__(key, value)
 
 
-class _MachineMeta(ABCMeta):
-    """Only there to see the class body while it is written; derived from ABCMeta so that machines may be ABCs."""
+if TYPE_CHECKING:
+    # Checkers compare class keywords with __init_subclass__ only under a metaclass they know.
+    _MachineMeta = ABCMeta
+else:
 
-    @classmethod
-    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **_: Any) -> _Body:
-        return _Body(name)
+    class _MachineMeta(ABCMeta):
+        """Only there to see the class body while it is written; derived from ABCMeta so that machines may be ABCs."""
+
+        @classmethod
+        def __prepare__(cls, name: str, bases: tuple[type, ...], /, **_: Any) -> _Body:
+            return _Body(name)
 
 
 def _is_count(value: object) -> bool:

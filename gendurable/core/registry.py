@@ -65,7 +65,10 @@ def _expand(source: Source) -> Iterable[Machine | type[Machine]]:
     if isinstance(source, FSM):
         return [source]
     if isinstance(source, type) and issubclass(source, FSM):
-        definition(source)
+        try:
+            definition(source)
+        except DefinitionError as error:
+            raise LoadError(str(error)) from None
         return [source]
     raise LoadError(f"{source!r} is no machine: give an FSM class, an instance of one, a Registry or a dotted path")
 

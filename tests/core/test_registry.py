@@ -195,7 +195,7 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_reason(
 
 
 def test_a_module_that_does_not_exist_is_named():
-    with pytest.raises(LoadError, match="cannot import 'no_such_shop.machines'"):
+    with pytest.raises(LoadError, match=r"cannot import 'no_such_shop\.machines'"):
         load(["no_such_shop.machines"])
 
 

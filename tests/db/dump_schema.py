@@ -71,7 +71,7 @@ from (
   from pg_trigger t join pg_class c on c.oid = t.tgrelid
   where c.relnamespace = %(schema)s::regnamespace and not t.tgisinternal
 ) as other
-order by what collate "C"
+order by (kind || ' ' || name) collate "C"
 """
 
 
@@ -91,7 +91,7 @@ def _parts(conn: Connection, schema: str) -> Iterator[str]:
 
 def _table(conn: Connection, name: str, options: list[str] | None, comment: str | None) -> str:
     columns = conn.execute(COLUMNS, {"table": name}).fetchall()
-    inside = [_column(*column[:-1]) for column in columns]
+    inside = [_column(column) for column in columns]
     inside += [f"constraint {key} {what}" for key, what in conn.execute(CONSTRAINTS, {"table": name})]
     lines = [f"create table {name} (", ",\n".join(f"  {each}" for each in inside)]
     lines += [f") with ({', '.join(options)});" if options else ");"]
@@ -106,7 +106,8 @@ def _table(conn: Connection, name: str, options: list[str] | None, comment: str 
     return "\n".join([*lines, *([""] if indexes else []), *indexes, ""])
 
 
-def _column(name: str, kind: str, required: bool, identity: str, generated: str, expression: str | None) -> str:
+def _column(column: tuple[Any, ...]) -> str:
+    name, kind, required, identity, generated, expression, _ = column
     words = [name, kind]
     if required:
         words.append("not null")

@@ -16,6 +16,6 @@ class Two(FSM[dict], name="two"):
 
 def test_two_steps_run_to_the_end(harness: Callable[..., Harness]):
     durable = harness(Two)
-    id = durable.insert(Two.new())
+    two = durable.insert(Two.new())
     assert durable.drain() == {"next": 1, "done": 1}
-    assert durable.get(id).result == {"n": 1}
+    assert durable.get(two).result == {"n": 1}

@@ -1,0 +1,73 @@
+-- The newest schema, generated from sql/migrations by `make schema`. To be read; nothing runs it.
+
+create type durable_status as enum ('runnable', 'executing', 'awaiting_signal', 'awaiting_children', 'done', 'failed');
+
+create table gen_durable (
+  id bigint not null generated always as identity,
+  fsm text not null,
+  fsm_version integer not null default 1,
+  step text not null,
+  status durable_status not null default 'runnable'::durable_status,
+  state jsonb not null default '{}'::jsonb,
+  result jsonb,
+  queue text not null default 'default'::text,
+  priority smallint not null default 0,
+  partition_key text,
+  eligible_at timestamp with time zone not null default now(),
+  attempt integer not null default 0,
+  crashes integer not null default 0,
+  max_crashes integer default 20,
+  last_error text,
+  locked_by text,
+  lease_expires_at timestamp with time zone,
+  fence bigint not null default 0,
+  awaits text[],
+  await_deadline timestamp with time zone,
+  children_pending integer not null default 0,
+  spawn_round integer not null default 0,
+  join_round integer,
+  parent_id bigint,
+  child_round integer,
+  child_index integer,
+  unique_key bytea,
+  unique_scope durable_status[] not null default '{}'::durable_status[],
+  unique_guard bytea generated always as (CASE WHEN unique_key IS NOT NULL AND (status = ANY (unique_scope)) THEN unique_key ELSE NULL::bytea END) stored,
+  inserted_at timestamp with time zone not null default now(),
+  updated_at timestamp with time zone not null default now(),
+  constraint gen_durable_pkey PRIMARY KEY (id),
+  constraint gen_durable_parent_id_fkey FOREIGN KEY (parent_id) REFERENCES gen_durable(id) ON DELETE SET NULL
+);
+
+comment on table gen_durable is '1';
+comment on column gen_durable.step is 'the step that runs next; while parked, the step that runs once woken';
+comment on column gen_durable.attempt is 'failed or repeated executions of the current step';
+comment on column gen_durable.crashes is 'worker deaths in a row inside the current step';
+comment on column gen_durable.max_crashes is 'that many crashes end the instance; null: never';
+comment on column gen_durable.fence is 'number of the newest claim; an outcome of an older claim changes nothing';
+comment on column gen_durable.spawn_round is 'how many times it has spawned children';
+comment on column gen_durable.join_round is 'the round of children that the current step waits for or was released from';
+comment on column gen_durable.child_round is 'the parent''s spawn_round that made it';
+comment on column gen_durable.child_index is 'its place in that round';
+comment on column gen_durable.unique_scope is 'the statuses in which unique_key is occupied';
+
+CREATE INDEX gen_durable_await_deadline ON gen_durable USING btree (await_deadline) WHERE status = 'awaiting_signal'::durable_status AND await_deadline IS NOT NULL;
+CREATE INDEX gen_durable_lease ON gen_durable USING btree (lease_expires_at) WHERE status = 'executing'::durable_status;
+CREATE INDEX gen_durable_parent ON gen_durable USING btree (parent_id, child_round, child_index) WHERE parent_id IS NOT NULL;
+CREATE INDEX gen_durable_partition_active ON gen_durable USING btree (partition_key) WHERE status = 'executing'::durable_status AND partition_key IS NOT NULL;
+CREATE INDEX gen_durable_partition_head ON gen_durable USING btree (queue, partition_key, priority, eligible_at, id) WHERE status = 'runnable'::durable_status AND partition_key IS NOT NULL;
+CREATE INDEX gen_durable_pick ON gen_durable USING btree (queue, priority, eligible_at, id) WHERE status = 'runnable'::durable_status;
+CREATE UNIQUE INDEX gen_durable_unique ON gen_durable USING btree (unique_guard) WHERE unique_guard IS NOT NULL;
+
+create table signals (
+  id bigint not null generated always as identity,
+  target_id bigint not null,
+  name text not null,
+  payload jsonb not null default '{}'::jsonb,
+  dedup_key text,
+  inserted_at timestamp with time zone not null default now(),
+  constraint signals_pkey PRIMARY KEY (id),
+  constraint signals_target_id_dedup_key_key UNIQUE (target_id, dedup_key),
+  constraint signals_target_id_fkey FOREIGN KEY (target_id) REFERENCES gen_durable(id) ON DELETE CASCADE
+);
+
+CREATE INDEX signals_target ON signals USING btree (target_id, name);
