@@ -144,6 +144,10 @@ class MigrationError(GenDurableError):
 # Tools.
 
 
+class ConfigError(GenDurableError, ValueError):
+    """A setting is unknown or impossible; the message names it, its value, the layer it came from and the remedy."""
+
+
 class RunawayError(GenDurableError):
     """A drain took more steps than it was allowed."""
 

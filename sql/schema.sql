@@ -71,3 +71,18 @@ create table signals (
 );
 
 CREATE INDEX signals_target ON signals USING btree (target_id, name);
+
+create table workers (
+  id text not null,
+  name text not null,
+  host text not null,
+  pid integer not null,
+  queues jsonb not null,
+  machines text[] not null,
+  started_at timestamp with time zone not null default now(),
+  beat_at timestamp with time zone not null default now(),
+  expires_at timestamp with time zone not null,
+  constraint workers_pkey PRIMARY KEY (id)
+);
+
+comment on table workers is 'one row per worker process; it lives while expires_at lies ahead';

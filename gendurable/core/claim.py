@@ -63,6 +63,7 @@ class Claim:
     spawn_round: int
     join_round: int | None
     has_signals: bool
+    waited: float
     inbox: tuple[StoredSignal, ...] = ()
     children: tuple[StoredChild, ...] = ()
 

@@ -4,12 +4,12 @@ import re
 import reprlib
 from typing import Any
 
-from attrs import frozen
+from attrs import define, fields
 
 from gendurable.errors import InvalidInstance
 
 
-@frozen
+@define
 class Limits:
     """The sizes beyond which a value is refused."""
 
@@ -23,7 +23,14 @@ class Limits:
     integer_bits: int = 1024
 
 
+# Those in force in this process; every check that is not told otherwise reads them at the moment it checks.
 DEFAULT_LIMITS = Limits()
+
+
+def apply_limits(limits: Limits) -> None:
+    """Put configured limits into force, process-wide; called once at start, before anything is checked by them."""
+    for field in fields(Limits):
+        setattr(DEFAULT_LIMITS, field.name, getattr(limits, field.name))
 
 
 def check_name(field: str, value: Any, *, limits: Limits = DEFAULT_LIMITS) -> str:

@@ -58,6 +58,7 @@ class Park:
     timeout: timedelta | None
     shown: tuple[int, ...]
     error: str | None = None
+    attempt: int = 0
 
     kind = "await"
 
@@ -136,9 +137,15 @@ def stop(claim: Claim, reason: object) -> Finish:
     return Finish(claim.id, claim.fence, Status.FAILED, None, error_text(describe(reason)))
 
 
-def with_error(change: Transition, error: BaseException) -> Transition:
+def with_error(claim: Claim, change: Transition, error: BaseException) -> Transition:
     """Record the error that the transition is the answer to."""
-    return change if isinstance(change, Finish) else evolve(change, error=error_text(describe(error)))
+    if isinstance(change, Finish):
+        return change
+    answer = evolve(change, error=error_text(describe(error)))
+    if isinstance(answer, Park) and answer.step == claim.step:
+        # Waiting to run the failed step again is no progress: starting to count anew would hide a loop.
+        return evolve(answer, attempt=claim.attempt)
+    return answer
 
 
 def _state(mine: Definition, given: object, current: object) -> str:

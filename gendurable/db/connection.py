@@ -1,12 +1,17 @@
 """Connections as the engine needs them: one schema, one isolation level, one clock, whatever the role's defaults."""
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic
 from typing import Any, TypeAlias
 
 import psycopg
+from attrs import field, frozen
 from psycopg import capabilities, pq, sql
+from psycopg.abc import RV, PQGen
 from psycopg.conninfo import conninfo_to_dict
 
 from gendurable.errors import DatabaseUnavailable, InvalidInstance
@@ -15,6 +20,7 @@ Connection: TypeAlias = psycopg.Connection[Any]
 
 DEFAULT_SCHEMA = "public"
 MAX_IDENTIFIER_BYTES = 63
+MILLISECOND = timedelta(milliseconds=1)
 
 
 def check_schema(schema: str | None) -> str:
@@ -30,19 +36,72 @@ def search_path(schema: str) -> str:
     return sql.Identifier(schema).as_string(None) + ", pg_temp"
 
 
+class EngineConnection(psycopg.Connection[Any]):
+    """A connection whose every call has a deadline: one that went silent is closed, whatever swallowed its packets."""
+
+    patience: float = 35.0
+
+    def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
+        """Consume a generator of the driver, as every call does; OperationalError once patience is over."""
+        patience = self.patience if timeout is None else timeout
+        started = monotonic()
+        try:
+            return super().wait(gen, interval, patience)
+        except psycopg.OperationalError as error:
+            if timeout is None and monotonic() - started >= patience and not self.closed:
+                self.close()
+                raise psycopg.OperationalError(f"no answer from the server within {patience:g} s") from error
+            raise
+
+
+@frozen
+class Database:
+    """Where the tables are and how connections to them behave."""
+
+    dsn: str = ""
+    schema: str = field(default=DEFAULT_SCHEMA, converter=check_schema)
+    prepare: bool = True
+    connect_timeout: timedelta = timedelta(seconds=5)
+    statement_timeout: timedelta = timedelta(seconds=30)
+
+    def connect(
+        self, application: str, *, patience: float | None = None, lock_timeout: timedelta | None = None
+    ) -> Connection:
+        """Open a connection that is ready for the engine's statements.
+
+        The server gives up on a statement after `statement_timeout`; should its answer not come, we do a little later,
+        or after `patience`.
+        """
+        try:
+            conn = EngineConnection.connect(
+                self.dsn,
+                autocommit=True,
+                prepare_threshold=5 if self.prepare else None,
+                **start_up(self.dsn, application, self.connect_timeout),
+            )
+        except psycopg.OperationalError as error:
+            raise DatabaseUnavailable(f"cannot connect to {target(self.dsn)}: {one_line(error)}") from error
+        except psycopg.ProgrammingError as error:
+            raise InvalidInstance(
+                f"the DSN is not understood: {one_line(error)}; write postgresql://user@host/db or libpq's key=value "
+                "form"
+            ) from None
+        conn.patience = patience or self.statement_timeout.total_seconds() + 5
+        try:
+            configure(conn, self.schema)
+            limits = {"statement_timeout": self.statement_timeout, "lock_timeout": lock_timeout}
+            for setting, limit in limits.items():
+                if limit is not None:
+                    conn.execute("select set_config(%s, %s, false)", [setting, f"{limit // MILLISECOND}ms"])
+        except psycopg.Error as error:
+            conn.close()
+            raise DatabaseUnavailable(f"lost {target(self.dsn)} while connecting: {one_line(error)}") from error
+        return conn
+
+
 def connect(dsn: str, *, schema: str | None = None, application: str = "gendurable") -> Connection:
-    """Open a connection that is ready for the engine's statements."""
-    name = check_schema(schema)
-    try:
-        conn = psycopg.connect(dsn, autocommit=True, **start_up(dsn, application))
-    except psycopg.OperationalError as error:
-        raise DatabaseUnavailable(f"cannot connect to {target(dsn)}: {one_line(error)}") from error
-    except psycopg.ProgrammingError as error:
-        raise InvalidInstance(
-            f"the DSN is not understood: {one_line(error)}; write postgresql://user@host/db or libpq's key=value form"
-        ) from None
-    configure(conn, name)
-    return conn
+    """Open a connection that is ready for the engine's statements, with the usual settings."""
+    return Database(dsn, schema).connect(application)
 
 
 def configure(conn: Connection, schema: str) -> None:
@@ -86,8 +145,8 @@ def pipeline(conn: Connection) -> Iterator[None]:
 
 
 @contextmanager
-def one_commit(conn: Connection) -> Iterator[None]:
-    """Run statements in one transaction and, where libpq can, one round trip.
+def one_commit(conn: Connection, *, after: Callable[[], object] | None = None) -> Iterator[None]:
+    """Run statements in one transaction and, where libpq can, one round trip; `after` follows the commit in it.
 
     `transaction()` would wait for the answer to its BEGIN; these two travel with the statements between them.
     """
@@ -96,6 +155,8 @@ def one_commit(conn: Connection) -> Iterator[None]:
             conn.execute("begin")
             yield
             conn.execute("commit")
+            if after is not None:
+                after()
     except BaseException:
         if conn.info.transaction_status not in (pq.TransactionStatus.IDLE, pq.TransactionStatus.UNKNOWN):
             conn.execute("rollback")
@@ -117,11 +178,21 @@ def one_line(error: BaseException) -> str:
     return re.sub(r"\s+", " ", str(error)).strip()
 
 
-def start_up(dsn: str, application: str) -> dict[str, Any]:
-    """Connection parameters that the DSN leaves open."""
+def start_up(dsn: str, application: str, connect_timeout: timedelta = timedelta(seconds=5)) -> dict[str, Any]:
+    """Connection parameters that the DSN leaves open.
+
+    Keepalives: a peer that vanished is noticed within half a minute, and with it the locks its session holds.
+    """
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
         return {}
-    defaults = {"connect_timeout": 5, "application_name": application, "client_encoding": "utf8"}
+    defaults = {
+        "connect_timeout": math.ceil(connect_timeout.total_seconds()),
+        "application_name": application,
+        "client_encoding": "utf8",
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+    }
     return {key: value for key, value in defaults.items() if key not in given}

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+import psycopg
 from attrs import frozen
 from psycopg import sql
 
-from gendurable.db.connection import Connection, check_schema, connect, search_path
+from gendurable.db.connection import Connection, check_schema, connect, one_line, search_path, target
 from gendurable.db.statements import folder
-from gendurable.errors import MigrationError, SchemaMissing, SchemaTooNew
+from gendurable.errors import DatabaseUnavailable, GenDurableError, MigrationError, SchemaMissing, SchemaTooNew
 
 # Our own key space for advisory locks: the first of two 32-bit numbers ("gend" in ASCII).
 LOCK_CLASS = 0x67656E64
@@ -109,9 +110,25 @@ def _run(dsn: str, schema: str | None, choose: Chooser, *, forward: bool) -> lis
     name = check_schema(schema)
     done: list[str] = []
     with connect(dsn, schema=name, application="gendurable migrate") as conn:
-        while migration := _run_one(conn, name, choose, forward=forward):
-            done.append(migration.name)
+        conn.prepare_threshold = None  # a pooler may give each transaction another session
+        try:
+            while migration := _run_one(conn, name, choose, forward=forward):
+                done.append(migration.name)
+        except psycopg.Error as error:
+            raise _failure(conn, dsn, name, error) from error
     return done
+
+
+def _failure(conn: Connection, dsn: str, schema: str, error: psycopg.Error) -> GenDurableError:
+    if conn.closed:
+        return DatabaseUnavailable(
+            f"lost the connection to {target(dsn)} while migrating: {one_line(error)}; a migration takes effect whole "
+            "or not at all, so run it again"
+        )
+    remedy = "remove the cause and run it again"
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        remedy = "have the schema made by its database's owner, and migrate as a role that may create in it"
+    return MigrationError(f"a migration of schema {schema!r} failed and was rolled back: {one_line(error)}; {remedy}")
 
 
 def _run_one(conn: Connection, schema: str, choose: Chooser, *, forward: bool) -> Migration | None:

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 import psycopg
-from attrs import evolve
+from attrs import evolve, frozen
 
 from gendurable.core.claim import Claim
 from gendurable.core.codec import encode_value
@@ -17,7 +17,7 @@ from gendurable.core.limits import DEFAULT_LIMITS, check_key, check_name, show
 from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChildren, Transition
 from gendurable.db import store
 from gendurable.db.connection import Connection, one_commit, pipeline
-from gendurable.db.rows import Delivery
+from gendurable.db.rows import Delivery, Ended, Woken
 from gendurable.errors import DuplicateInstance, InboxFull, InstanceNotFound, InvalidInstance, NoTarget
 
 # A statement's parameters must fit into one protocol message (1 GB) and the server's memory; far below both.
@@ -32,11 +32,21 @@ def claim_batch(
     worker: str,
     limit: int,
     lease: timedelta,
+    keyed: bool = True,
+    avoid: Sequence[str] = (),
     ahead: timedelta = ZERO,
 ) -> list[Claim]:
     """Claim due instances and load what their steps will see. Nothing due: one statement; no signals: still one."""
     claims = store.claim(
-        conn, queue=queue, machines=machines, worker=worker, limit=limit, lease=lease, ahead=ahead
+        conn,
+        queue=queue,
+        machines=machines,
+        worker=worker,
+        limit=limit,
+        lease=lease,
+        keyed=keyed,
+        avoid=avoid,
+        ahead=ahead,
     ).all()
     signalled = [claim.id for claim in claims if claim.has_signals]
     parents = [claim.id for claim in claims if claim.spawn_round]
@@ -56,8 +66,20 @@ def claim_batch(
     return [evolve(claim, inbox=inboxes.get(claim.id, ()), children=families.get(claim.id, ())) for claim in claims]
 
 
-def commit(conn: Connection, changes: Sequence[Transition], *, ahead: timedelta = ZERO) -> set[int]:
-    """Write a batch of outcomes in one transaction; return the ids that were written, the others being stale.
+@frozen
+class Committed:
+    """What became of a batch: the ids that were written, and the queues of others that became runnable by it."""
+
+    written: frozenset[int]
+    woken: frozenset[str]
+
+
+def commit(
+    conn: Connection, changes: Sequence[Transition], *, unlock: str | None = None, ahead: timedelta = ZERO
+) -> Committed:
+    """Write a batch of outcomes in one transaction; those whose fence no longer holds are stale and change nothing.
+
+    `unlock` is a partition key whose lock this session holds: let go in the same round trip, after the commit.
 
     However many outcomes and kinds: at most one statement per kind, one for the locks and one for the recheck.
     """
@@ -66,7 +88,9 @@ def commit(conn: Connection, changes: Sequence[Transition], *, ahead: timedelta 
     parks = [change for change in changes if isinstance(change, Park)]
     spawns = [change for change in changes if isinstance(change, SpawnChildren)]
     ends = [change for change in changes if isinstance(change, Finish)]
-    with one_commit(conn):
+    rechecked: store.Rows[Woken] | None = None
+    ended: store.Rows[Ended] | None = None
+    with one_commit(conn, after=None if unlock is None else lambda: store.unlock_partition(conn, key=unlock)):
         held = store.lock_claims(conn, changes)
         if advances:
             store.advance(conn, advances, ahead=ahead)
@@ -74,12 +98,13 @@ def commit(conn: Connection, changes: Sequence[Transition], *, ahead: timedelta 
             store.repeat(conn, repeats, ahead=ahead)
         if parks:
             store.park(conn, parks, ahead=ahead)
-            store.recheck_parked(conn, parks, ahead=ahead)
+            rechecked = store.recheck_parked(conn, parks, ahead=ahead)
         if spawns:
             store.spawn(conn, spawns, ahead=ahead)
         if ends:
-            store.finish(conn, ends, ahead=ahead)
-    return set(held.all())
+            ended = store.finish(conn, ends, ahead=ahead)
+    woken = {row.queue for row in rechecked or ()} | {row.wakes for row in ended or () if row.wakes is not None}
+    return Committed(frozenset(held), frozenset(woken))
 
 
 def insert_instance(conn: Connection, new: NewInstance, *, ahead: timedelta = ZERO) -> int:

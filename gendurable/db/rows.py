@@ -27,11 +27,29 @@ class Reaped:
 
 
 @frozen
-class Expired:
-    """A parked instance whose deadline has passed."""
+class Woken:
+    """A parked instance that became runnable."""
 
     id: int
     queue: str
+
+
+@frozen
+class Ended:
+    """An instance that ended; `wakes` is the queue of the parent whose barrier that opened, if it did."""
+
+    id: int
+    wakes: str | None
+
+
+@frozen
+class ServerFacts:
+    """What a worker wants to know of its server."""
+
+    version: str
+    fsync: bool
+    synchronous_commit: bool
+    standby: bool
 
 
 @frozen

@@ -16,10 +16,13 @@ from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChildren
 from gendurable.db.connection import Connection
-from gendurable.db.rows import Count, Delivery, Expired, Reaped
+from gendurable.db.rows import Count, Delivery, Ended, Reaped, ServerFacts, Woken
 from gendurable.db.statements import statement
 
 T = TypeVar("T")
+
+# Our own part of the space of advisory locks, which a whole database shares ("gendurab" in ASCII).
+LOCK_CLASS = 0x67656E6475726162
 
 
 class Rows(Generic[T]):
@@ -52,9 +55,14 @@ def claim(
     worker: str,
     limit: int,
     lease: timedelta,
+    keyed: bool = True,
+    avoid: Sequence[str] = (),
     ahead: timedelta = ZERO,
 ) -> Rows[Claim]:
-    """Lease up to `limit` due instances of `queue` that `machines` can run to `worker`."""
+    """Lease up to `limit` due instances of `queue` that `machines` can run to `worker`.
+
+    Rows with a partition key only if `keyed`, and none whose key is in `avoid`.
+    """
     return _rows(
         conn,
         Claim,
@@ -64,6 +72,8 @@ def claim(
         worker=worker,
         limit=limit,
         lease=lease,
+        keyed=keyed,
+        avoid=list(avoid),
         ahead=ahead,
     )
 
@@ -137,14 +147,15 @@ def park(conn: Connection, changes: Sequence[Park], *, ahead: timedelta = ZERO) 
         names=[change.names for change in changes],
         timeouts=[change.timeout for change in changes],
         errors=[change.error for change in changes],
+        attempts=[change.attempt for change in changes],
         ahead=ahead,
     )
 
 
-def recheck_parked(conn: Connection, changes: Sequence[Park], *, ahead: timedelta = ZERO) -> Rows[int]:
+def recheck_parked(conn: Connection, changes: Sequence[Park], *, ahead: timedelta = ZERO) -> Rows[Woken]:
     """Wake those just parked whose signal came in before the park."""
     shown = [signal for change in changes for signal in change.shown]
-    return _scalars(conn, "recheck_parked", **_fences(changes), shown=shown, ahead=ahead)
+    return _rows(conn, Woken, "recheck_parked", **_fences(changes), shown=shown, ahead=ahead)
 
 
 def spawn(conn: Connection, changes: Sequence[SpawnChildren], *, ahead: timedelta = ZERO) -> Rows[int]:
@@ -168,10 +179,11 @@ def spawn(conn: Connection, changes: Sequence[SpawnChildren], *, ahead: timedelt
     )
 
 
-def finish(conn: Connection, changes: Sequence[Finish], *, ahead: timedelta = ZERO) -> Rows[int]:
+def finish(conn: Connection, changes: Sequence[Finish], *, ahead: timedelta = ZERO) -> Rows[Ended]:
     """Write Done and Stop outcomes: drop the inbox, join the parent."""
-    return _scalars(
+    return _rows(
         conn,
+        Ended,
         "finish",
         **_fences(changes),
         statuses=[str(change.status) for change in changes],
@@ -190,14 +202,72 @@ def reap(conn: Connection, *, worker: str, limit: int, lease: timedelta, ahead: 
     return _rows(conn, Reaped, "reap", worker=worker, limit=limit, lease=lease, ahead=ahead)
 
 
-def expire_awaits(conn: Connection, *, limit: int, ahead: timedelta = ZERO) -> Rows[Expired]:
+def expire_awaits(conn: Connection, *, limit: int, ahead: timedelta = ZERO) -> Rows[Woken]:
     """Wake parked instances whose deadline has passed."""
-    return _rows(conn, Expired, "expire_awaits", limit=limit, ahead=ahead)
+    return _rows(conn, Woken, "expire_awaits", limit=limit, ahead=ahead)
 
 
 def gc(conn: Connection, *, older_than: timedelta, after: int, limit: int, ahead: timedelta = ZERO) -> Rows[int]:
     """Delete up to `limit` instances above id `after` that ended longer ago than `older_than`."""
     return _scalars(conn, "gc", older_than=older_than, after=after, limit=limit, ahead=ahead)
+
+
+# A worker process.
+
+
+def lock_partition(conn: Connection, *, key: str) -> Rows[bool]:
+    """Take a partition key's lock for this session; false if another session has it."""
+    return _scalars(conn, "lock_partition", key=key, **{"class": LOCK_CLASS})
+
+
+def unlock_partition(conn: Connection, *, key: str) -> Rows[bool]:
+    """Let go of a partition key's lock; false if this session did not hold it."""
+    return _scalars(conn, "unlock_partition", key=key, **{"class": LOCK_CLASS})
+
+
+def reclaim(conn: Connection, *, prefix: str, remaining: timedelta, limit: int) -> Rows[int]:
+    """Put back what workers whose id begins with `prefix` hold on leases with less than `remaining` to run."""
+    return _scalars(conn, "reclaim", prefix=prefix, remaining=remaining, limit=limit)
+
+
+def beat(
+    conn: Connection,
+    *,
+    worker: str,
+    name: str,
+    host: str,
+    pid: int,
+    queues: str,
+    machines: Sequence[str],
+    lease: timedelta,
+) -> Rows[str]:
+    """Say that this worker process lives."""
+    return _scalars(
+        conn,
+        "beat",
+        worker=worker,
+        name=name,
+        host=host,
+        pid=pid,
+        queues=queues,
+        machines=list(machines),
+        lease=lease,
+    )
+
+
+def leave(conn: Connection, *, worker: str) -> Rows[str]:
+    """Say that this worker process ends."""
+    return _scalars(conn, "leave", worker=worker)
+
+
+def has_work(conn: Connection, *, queues: Sequence[str], machines: Sequence[str]) -> Rows[bool]:
+    """Tell whether anything is due or running that these machines could run."""
+    return _scalars(conn, "has_work", queues=list(queues), machines=list(machines))
+
+
+def server_facts(conn: Connection) -> Rows[ServerFacts]:
+    """Read what a worker wants to know of its server."""
+    return _rows(conn, ServerFacts, "server_facts")
 
 
 # Clients.

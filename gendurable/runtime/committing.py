@@ -4,43 +4,51 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import psycopg
+from attrs import frozen
 
 from gendurable.core.duration import ZERO
 from gendurable.core.limits import error_text
 from gendurable.core.status import Status
 from gendurable.core.transition import Finish, Transition
 from gendurable.db.connection import Connection, one_line
+from gendurable.db.faults import is_refusal
 from gendurable.db.operations import commit
 
-# SQLSTATE classes that blame the values: data exception, integrity violation, program limit exceeded.
-_REFUSALS = ("22", "23", "54")
+
+@frozen
+class Settled:
+    """The transitions that were written, and the queues of others that became runnable by them."""
+
+    written: tuple[Transition, ...] = ()
+    woken: frozenset[str] = frozenset()
+
+    def __add__(self, other: "Settled") -> "Settled":
+        return Settled(self.written + other.written, self.woken | other.woken)
 
 
-def settle(conn: Connection, changes: Sequence[Transition], *, ahead: timedelta = ZERO) -> list[Transition]:
-    """Commit a batch; return the transitions that were written, which are not quite those given if one was refused.
+def settle(
+    conn: Connection, changes: Sequence[Transition], *, unlock: str | None = None, ahead: timedelta = ZERO
+) -> Settled:
+    """Commit a batch; what was written is not quite what was given if one was refused.
 
     A refused batch is split until the culprit is alone; that one ends `failed` with the database's words.
+    `unlock` is a partition key whose lock this session lets go of after the commit.
     """
     if not changes:
-        return []
+        return Settled()
     try:
-        written = commit(conn, changes, ahead=ahead)
+        committed = commit(conn, changes, unlock=unlock, ahead=ahead)
     except psycopg.Error as error:
         if not is_refusal(error):
             raise
         if len(changes) > 1:
             middle = len(changes) // 2
-            return settle(conn, changes[:middle], ahead=ahead) + settle(conn, changes[middle:], ahead=ahead)
-        ending = _ending(changes[0], error)
-        return [ending] if commit(conn, [ending], ahead=ahead) else []
-    return [change for change in changes if change.id in written]
-
-
-def is_refusal(error: psycopg.Error) -> bool:
-    """Tell whether the database blames the values: trying again cannot help. A DataError of psycopg has no SQLSTATE."""
-    if error.sqlstate is None:
-        return isinstance(error, psycopg.DataError)
-    return error.sqlstate.startswith(_REFUSALS)
+            return settle(conn, changes[:middle], ahead=ahead) + settle(
+                conn, changes[middle:], unlock=unlock, ahead=ahead
+            )
+        changes = [_ending(changes[0], error)]
+        committed = commit(conn, changes, unlock=unlock, ahead=ahead)
+    return Settled(tuple(change for change in changes if change.id in committed.written), committed.woken)
 
 
 def _ending(change: Transition, error: psycopg.Error) -> Finish:

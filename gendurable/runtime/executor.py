@@ -44,7 +44,7 @@ def _handled(claim: Claim, machine: FSM[Any], error: Exception) -> Transition:
         # Decoded afresh: what the failed step did to its state, the handler must not see.
         ctx = _bare_context(claim, machine)
         outcome = machine.handle(error, ctx)
-        return with_error(transition(claim, outcome, ctx.state, machine), error)
+        return with_error(claim, transition(claim, outcome, ctx.state, machine), error)
     except Exception as second:  # noqa: BLE001  nobody is left to ask
         return stop(claim, second)
 

@@ -8,7 +8,7 @@ from gendurable.core.transition import Finish
 from gendurable.db import store
 from gendurable.db.connection import Connection
 from gendurable.db.operations import commit
-from gendurable.db.rows import Expired, Reaped
+from gendurable.db.rows import Reaped, Woken
 
 # Small enough that a mass crash does not become one long transaction.
 BATCH = 500
@@ -26,9 +26,9 @@ def reap_expired(conn: Connection, *, worker: str, lease: timedelta, ahead: time
     return reaped
 
 
-def wake_overdue(conn: Connection, *, ahead: timedelta = ZERO) -> list[Expired]:
+def wake_overdue(conn: Connection, *, ahead: timedelta = ZERO) -> list[Woken]:
     """Wake parked instances whose deadline has passed."""
-    woken: list[Expired] = []
+    woken: list[Woken] = []
     while batch := store.expire_awaits(conn, limit=BATCH, ahead=ahead).all():
         woken += batch
         if len(batch) < BATCH:

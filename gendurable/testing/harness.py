@@ -117,7 +117,7 @@ class Harness:
                 changes.append(execute(claim, machine))
             except BaseException:  # noqa: BLE001  a crash of the step, as a dead worker would be
                 tally["crash"] += 1
-        tally.update(change.kind for change in settle(self._conn, changes, ahead=self._ahead))
+        tally.update(change.kind for change in settle(self._conn, changes, ahead=self._ahead).written)
 
     def close(self) -> None:
         """Close the connection."""

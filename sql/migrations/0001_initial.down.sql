@@ -1,3 +1,4 @@
+drop table workers;
 drop table signals;
 drop table gen_durable;
 drop type durable_status;

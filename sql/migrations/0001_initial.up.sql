@@ -99,3 +99,18 @@ create table signals (
 );
 
 create index signals_target on signals (target_id, name);
+
+-- Worker processes, for people and for `status`: the engine itself trusts leases alone.
+create table workers (
+  id         text primary key,
+  name       text not null,
+  host       text not null,
+  pid        int not null,
+  queues     jsonb not null,
+  machines   text[] not null,
+  started_at timestamptz not null default now(),
+  beat_at    timestamptz not null default now(),
+  expires_at timestamptz not null
+);
+
+comment on table workers is 'one row per worker process; it lives while expires_at lies ahead';

@@ -43,5 +43,7 @@ with ended as (
       updated_at = statement_timestamp()
   from waiting
   where p.id = waiting.id
+  returning p.id, p.queue, p.status
 )
-select id from ended
+select ended.id, (select joined.queue from joined where joined.id = ended.parent_id and joined.status = 'runnable') as wakes
+from ended

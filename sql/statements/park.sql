@@ -6,7 +6,7 @@ set status = 'awaiting_signal',
     state = t.state::jsonb,
     awaits = array(select jsonb_array_elements_text(t.names::jsonb)),
     await_deadline = statement_timestamp() + %(ahead)s::interval + t.timeout,
-    attempt = 0,
+    attempt = t.attempt,
     crashes = 0,
     last_error = t.error,
     join_round = null,
@@ -14,6 +14,7 @@ set status = 'awaiting_signal',
     lease_expires_at = null,
     updated_at = statement_timestamp()
 from unnest(%(ids)s::bigint[], %(fences)s::bigint[], %(steps)s::text[], %(states)s::text[], %(names)s::text[],
-            %(timeouts)s::interval[], %(errors)s::text[]) as t (id, fence, step, state, names, timeout, error)
+            %(timeouts)s::interval[], %(errors)s::text[], %(attempts)s::int[])
+       as t (id, fence, step, state, names, timeout, error, attempt)
 where g.id = t.id and g.fence = t.fence and g.status::text = 'executing'
 returning g.id

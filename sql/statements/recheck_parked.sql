@@ -16,4 +16,4 @@ where g.id = t.id
        from signals s
        where s.target_id = g.id and s.name = any (g.awaits) and s.id <> all (%(shown)s::bigint[])
        limit 1)
-returning g.id
+returning g.id, g.queue

@@ -68,6 +68,13 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "get_status": lambda c: store.get_status(c, id=1),
     "list_instances": lambda c: store.list_instances(c, limit=1),
     "count_instances": store.count_instances,
+    "lock_partition": lambda c: store.lock_partition(c, key="k"),
+    "unlock_partition": lambda c: store.unlock_partition(c, key="k"),
+    "reclaim": lambda c: store.reclaim(c, prefix="w", remaining=MINUTE, limit=1),
+    "beat": lambda c: store.beat(c, worker="w", name="w", host="h", pid=1, queues="{}", machines=["f@1"], lease=MINUTE),
+    "leave": lambda c: store.leave(c, worker="w"),
+    "has_work": lambda c: store.has_work(c, queues=["q"], machines=["f@1"]),
+    "server_facts": store.server_facts,
     "due_queues": store.due_queues,
 }
 

@@ -1,0 +1,21 @@
+-- has_work: is anything of these queues due or running that these machines could run?
+select (select true
+        from gen_durable g
+        where g.status = 'runnable'
+          and g.queue = any (%(queues)s::text[])
+          and g.eligible_at <= statement_timestamp()
+          and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
+        limit 1) is not null
+    or (select true
+        from gen_durable g
+        where g.status = 'executing'
+          and g.queue = any (%(queues)s::text[])
+          and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
+        limit 1) is not null
+    or (select true
+        from gen_durable g
+        where g.status = 'awaiting_signal'
+          and g.await_deadline <= statement_timestamp()
+          and g.queue = any (%(queues)s::text[])
+          and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
+        limit 1) is not null as has_work
