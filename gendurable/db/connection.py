@@ -26,7 +26,8 @@ MILLISECOND = timedelta(milliseconds=1)
 def check_schema(schema: str | None) -> str:
     """Return the schema's name; InvalidInstance if Postgres would refuse or cut it."""
     name = DEFAULT_SCHEMA if schema is None else schema
-    if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > MAX_IDENTIFIER_BYTES:
+    data = name.encode(errors="replace") if isinstance(name, str) else b""
+    if not data or b"\0" in data or len(data) > MAX_IDENTIFIER_BYTES or data.decode() != name:
         raise InvalidInstance(f"schema: {schema!r} is no schema name: give 1 to {MAX_IDENTIFIER_BYTES} bytes of text")
     return name
 
