@@ -5,6 +5,7 @@ The version stands in the comment on the table `gen_durable`.
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,12 +13,14 @@ import psycopg
 from attrs import frozen
 from psycopg import sql
 
-from gendurable.db.connection import Connection, check_schema, connect, one_line, search_path, target
+from gendurable.db.connection import Connection, Database, check_schema, connect, one_line, search_path, target
 from gendurable.db.statements import folder
 from gendurable.errors import DatabaseUnavailable, GenDurableError, MigrationError, SchemaMissing, SchemaTooNew
 
 # Our own key space for advisory locks: the first of two 32-bit numbers ("gend" in ASCII).
 LOCK_CLASS = 0x67656E64
+# A change of a large table takes its time, and so does waiting for somebody else's.
+LONGEST_MIGRATION = timedelta(hours=6)
 
 
 @frozen
@@ -109,8 +112,9 @@ def installed_version(conn: Connection, schema: str) -> int:
 def _run(dsn: str, schema: str | None, choose: Chooser, *, forward: bool) -> list[str]:
     name = check_schema(schema)
     done: list[str] = []
-    with connect(dsn, schema=name, application="gendurable migrate") as conn:
-        conn.prepare_threshold = None  # a pooler may give each transaction another session
+    # A pooler may give each transaction another session, which knows nothing of statements prepared in this one.
+    database = Database(dsn, name, prepare=False, statement_timeout=LONGEST_MIGRATION)
+    with database.connect("gendurable migrate") as conn:
         try:
             while migration := _run_one(conn, name, choose, forward=forward):
                 done.append(migration.name)

@@ -70,6 +70,29 @@ def comment(dsn: str, schema: str = "public") -> str | None:
         return conn.execute("select obj_description('gen_durable'::regclass, 'pg_class')").fetchone()[0]
 
 
+@frozen
+class Files:
+    """A folder of migrations beside the real ones, to which a test adds its own."""
+
+    folder: Path
+
+    def add(self, version: int, up: str, down: str = "select 1") -> str:
+        name = f"{version:04}_test"
+        self.folder.joinpath(f"{name}.up.sql").write_text(up)
+        self.folder.joinpath(f"{name}.down.sql").write_text(down)
+        return name
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    copy = tmp_path / "migrations"
+    copy.mkdir()
+    for path in (folder() / "migrations").iterdir():
+        copy.joinpath(path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(db_migrate, "folder", lambda: tmp_path)
+    return Files(copy)
+
+
 def test_up_runs_every_migration_once_in_order(fresh_database: str):
     assert migrate.up(fresh_database) == ALL
     assert migrate.up(fresh_database) == []
@@ -202,6 +225,13 @@ def test_runners_wait_for_each_other_and_each_migration_runs_once(fresh_database
     assert migrate.status(fresh_database).pending == 0
 
 
+def test_a_migration_may_take_longer_than_any_other_statement(fresh_database: str, files: Files):
+    files.add(NEWEST + 1, "create table limits as select current_setting('statement_timeout') as longest")
+    migrate.up(fresh_database)
+    with psycopg.connect(fresh_database) as conn:
+        assert conn.execute("select longest::interval > interval '1 hour' from limits").fetchone() == (True,)
+
+
 def test_runners_of_different_schemas_do_not_wait(fresh_database: str):
     with psycopg.connect(fresh_database) as ahead:
         ahead.execute("select pg_advisory_xact_lock(%s, hashtext('public'))", [db_migrate.LOCK_CLASS])
@@ -227,29 +257,6 @@ def test_up_and_down_at_once_end_in_one_or_the_other(fresh_database: str):
 
 
 # Whole or not at all.
-
-
-@frozen
-class Files:
-    """A folder of migrations beside the real ones, to which a test adds its own."""
-
-    folder: Path
-
-    def add(self, version: int, up: str, down: str = "select 1") -> str:
-        name = f"{version:04}_test"
-        self.folder.joinpath(f"{name}.up.sql").write_text(up)
-        self.folder.joinpath(f"{name}.down.sql").write_text(down)
-        return name
-
-
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
-    copy = tmp_path / "migrations"
-    copy.mkdir()
-    for path in (folder() / "migrations").iterdir():
-        copy.joinpath(path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(db_migrate, "folder", lambda: tmp_path)
-    return Files(copy)
 
 
 def test_a_failing_migration_leaves_nothing_of_itself_and_all_of_those_before(fresh_database: str, files: Files):
