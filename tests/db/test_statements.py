@@ -184,6 +184,23 @@ def test_nothing_listens_or_notifies():
                 assert not command.search(value), f"{path}:{node.lineno}"
 
 
+# The index for readers.
+
+LISTED = re.findall(
+    r"^\| `(\w+)` \| `([\w./]+)` \| (.+) \|$", (CHECKOUT / "sql" / "README.md").read_text(), re.MULTILINE
+)
+
+
+def test_the_index_lists_every_statement_once():
+    assert sorted(name for name, _, _ in LISTED) == NAMES, "sql/README.md: statement, caller, the index that serves it"
+
+
+def test_the_indexes_that_serve_a_statement_exist(conn: Connection):
+    found = conn.execute("select indexname from pg_indexes where schemaname = current_schema").fetchall()
+    for name, _, served in LISTED:
+        assert set(re.findall(r"`(\w+)`", served)) <= {index for (index,) in found}, name
+
+
 # The server.
 
 
