@@ -1,12 +1,40 @@
 """gendurable: durable execution on Postgres. An instance is a row; its program counter is a column."""
 
-from gendurable.client import Client
-from gendurable.core.context import Child, Context, Signal
-from gendurable.core.fsm import FSM, Job, step
-from gendurable.core.instance import Instance, NewInstance
-from gendurable.core.outcomes import Await, Done, Next, Outcome, Retry, Spawn, Stop
-from gendurable.core.registry import Registry
-from gendurable.core.status import Status
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gendurable.client import Client
+    from gendurable.core.context import Child, Context, Signal
+    from gendurable.core.fsm import FSM, Job, step
+    from gendurable.core.instance import Instance, NewInstance
+    from gendurable.core.outcomes import Await, Done, Next, Outcome, Retry, Spawn, Stop
+    from gendurable.core.registry import Registry
+    from gendurable.core.status import Status
+else:
+    # A name is imported when first asked for: `gendurable --help` must not wait for the driver and the codec.
+    _HOMES = {
+        "client": ("Client",),
+        "core.context": ("Child", "Context", "Signal"),
+        "core.fsm": ("FSM", "Job", "step"),
+        "core.instance": ("Instance", "NewInstance"),
+        "core.outcomes": ("Await", "Done", "Next", "Outcome", "Retry", "Spawn", "Stop"),
+        "core.registry": ("Registry",),
+        "core.status": ("Status",),
+    }
+
+    def __getattr__(name):  # noqa: ANN001, ANN202  only Python sees it, never a type checker
+        from importlib import import_module  # noqa: PLC0415
+
+        for home, names in _HOMES.items():
+            if name in names:
+                value = getattr(import_module(f"gendurable.{home}"), name)
+                globals()[name] = value
+                return value
+        raise AttributeError(f"module 'gendurable' has no attribute {name!r}")
+
+    def __dir__():  # noqa: ANN202
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "FSM",
