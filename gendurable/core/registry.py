@@ -10,14 +10,14 @@ from gendurable.core.fsm import FSM, Definition, definition
 from gendurable.errors import DefinitionError, DuplicateMachine, LoadError, describe
 
 Machine: TypeAlias = FSM[Any]
-Source: TypeAlias = "Machine | type[Machine] | Registry | str"
+Source: TypeAlias = "Machine | type[Machine] | Registry | ModuleType | str"
 
 
 class Registry:
     """The machines of one process, each (name, version) once."""
 
     def __init__(self, sources: Iterable[Source] = ()) -> None:
-        """Gather machines from instances, classes, other registries and dotted paths."""
+        """Gather machines from instances, classes, other registries, modules and dotted paths."""
         self._machines: dict[tuple[str, int], Machine] = {}
         found = [machine for source in sources for machine in _expand(source)]
         instances = [machine for machine in found if isinstance(machine, FSM)]
@@ -62,6 +62,8 @@ def _expand(source: Source) -> Iterable[Machine | type[Machine]]:
         return _import(source)
     if isinstance(source, Registry):
         return source
+    if isinstance(source, ModuleType):
+        return _of_module(source, source.__name__)
     if isinstance(source, FSM):
         return [source]
     if isinstance(source, type) and issubclass(source, FSM):
@@ -70,7 +72,9 @@ def _expand(source: Source) -> Iterable[Machine | type[Machine]]:
         except DefinitionError as error:
             raise LoadError(str(error)) from None
         return [source]
-    raise LoadError(f"{source!r} is no machine: give an FSM class, an instance of one, a Registry or a dotted path")
+    raise LoadError(
+        f"{source!r} is no machine: give an FSM class, an instance of one, a Registry, a module or a dotted path"
+    )
 
 
 def _import(path: str) -> Iterable[Machine | type[Machine]]:

@@ -86,6 +86,11 @@ def test_a_module_gives_every_concrete_class(write: Callable[..., str]):
     assert names(load([f"{shop}.machines"])) == {"one@1", "two@2"}
 
 
+def test_a_module_itself_is_a_source(write: Callable[..., str]):
+    shop = write(machines=ONE + TWO)
+    assert names(Registry([importlib.import_module(f"{shop}.machines")])) == {"one@1", "two@2"}
+
+
 def test_a_package_is_a_module_too(write: Callable[..., str], tmp_path: Path):
     shop = write(machines=ONE)
     (tmp_path / shop / "__init__.py").write_text("from .machines import One\n")
