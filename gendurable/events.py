@@ -141,6 +141,13 @@ class AwaitsTimedOut:
 
 
 @frozen
+class GarbageCollected:
+    """Instances that ended long ago were deleted."""
+
+    count: int
+
+
+@frozen
 class HeartbeatSent:
     """The leases of everything held were prolonged: `held` were asked for, `kept` answered."""
 
@@ -222,6 +229,7 @@ Event: TypeAlias = (
     | LeaseReaped
     | ClaimsReclaimed
     | AwaitsTimedOut
+    | GarbageCollected
     | HeartbeatSent
     | DatabaseUnavailable
     | DatabaseAvailable

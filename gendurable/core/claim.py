@@ -56,6 +56,7 @@ class Claim:
     state: str
     attempt: int
     queue: str
+    priority: int
     partition_key: str | None
     awaits: list[str] | None
     parent_id: int | None

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -39,6 +39,11 @@ class Registry:
     def get(self, name: str, version: int) -> Machine | None:
         """Return the machine of that name and version, if this process has it."""
         return self._machines.get((name, version))
+
+    @property
+    def machines(self) -> Mapping[tuple[str, int], Machine]:
+        """The machines by name and version."""
+        return self._machines
 
     @property
     def capabilities(self) -> list[str]:

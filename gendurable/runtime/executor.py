@@ -1,20 +1,29 @@
 """One claim -> context -> step or handle -> transition. No database, no thread: only the user's code is called."""
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from attrs import evolve
 
 from gendurable.core.claim import Claim, StoredChild, StoredSignal
-from gendurable.core.codec import decode_value
+from gendurable.core.codec import decode_readable, decode_value
 from gendurable.core.context import Child, Context, Signal
 from gendurable.core.fsm import FSM, Step, definition
 from gendurable.core.status import Status
 from gendurable.core.transition import Transition, stop, transition, with_error
 from gendurable.errors import UndecodableRow
 
+# Told of each error on the way to a transition, and whose it is: "exception" and "bad_outcome" of the step, "handler",
+# or "undecodable" if the row could not even be read.
+Report: TypeAlias = Callable[[str, Exception], None]
 
-def execute(claim: Claim, machine: FSM[Any]) -> Transition:
+
+def _ignore(kind: str, error: Exception) -> None:
+    """Report to nobody."""
+
+
+def execute(claim: Claim, machine: FSM[Any], report: Report = _ignore) -> Transition:
     """Run the claimed step to a transition.
 
     Whatever Exception comes up becomes one too. SystemExit and its like pass through: they are crashes, without an
@@ -24,12 +33,16 @@ def execute(claim: Claim, machine: FSM[Any]) -> Transition:
         step = _find_step(claim, machine)
         ctx = _context(claim, machine)
     except Exception as error:  # noqa: BLE001  a row that cannot be read must not hurt its neighbours
+        report("undecodable", error)
         return stop(claim, error)
+    kind = "exception"
     try:
         outcome = step.function(machine, ctx)
+        kind = "bad_outcome"
         return transition(claim, outcome, ctx.state, machine)
     except Exception as error:  # noqa: BLE001  the step's error, whatever it is, is for its handler
-        return _handled(claim, machine, error)
+        report(kind, error)
+        return _handled(claim, machine, error, report)
 
 
 def _find_step(claim: Claim, machine: FSM[Any]) -> Step[Any, Any]:
@@ -39,13 +52,14 @@ def _find_step(claim: Claim, machine: FSM[Any]) -> Step[Any, Any]:
     return step
 
 
-def _handled(claim: Claim, machine: FSM[Any], error: Exception) -> Transition:
+def _handled(claim: Claim, machine: FSM[Any], error: Exception, report: Report) -> Transition:
     try:
         # Decoded afresh: what the failed step did to its state, the handler must not see.
         ctx = _bare_context(claim, machine)
         outcome = machine.handle(error, ctx)
         return with_error(claim, transition(claim, outcome, ctx.state, machine), error)
     except Exception as second:  # noqa: BLE001  nobody is left to ask
+        report("handler", second)
         return stop(claim, second)
 
 
@@ -92,8 +106,9 @@ def _child(stored: StoredChild) -> Child:
         id=stored.id,
         fsm=stored.fsm,
         status=Status(stored.status),
-        state=decode_value(stored.state, what=f"state of child {stored.id}"),
-        result=None if stored.result is None else decode_value(stored.result, what=f"result of child {stored.id}"),
+        # What a child holds is its own misfortune: its parent can still be told how it ended.
+        state=decode_readable(stored.state),
+        result=None if stored.result is None else decode_readable(stored.result),
         last_error=stored.last_error,
         round=stored.round,
         index=stored.index,

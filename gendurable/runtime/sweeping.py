@@ -1,5 +1,6 @@
 """One pass of maintenance: expired leases and overdue awaits."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 
 from gendurable.core.duration import ZERO
@@ -34,6 +35,16 @@ def wake_overdue(conn: Connection, *, ahead: timedelta = ZERO) -> list[Woken]:
         if len(batch) < BATCH:
             break
     return woken
+
+
+def collect_garbage(
+    conn: Connection, *, older_than: timedelta, batch: int = BATCH, ahead: timedelta = ZERO
+) -> Iterator[int]:
+    """Delete instances that ended longer ago than `older_than`; yields how many each batch deleted."""
+    after = 0
+    while deleted := store.gc(conn, older_than=older_than, after=after, limit=batch, ahead=ahead).all():
+        after = max(deleted)
+        yield len(deleted)
 
 
 def _ending(row: Reaped) -> Finish:

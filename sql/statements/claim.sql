@@ -48,8 +48,8 @@ with due as (
   where g.id = due.id
   returning g.*
 )
-select c.id, c.fence, c.fsm, c.fsm_version, c.step, c.state::text as state, c.attempt, c.queue, c.partition_key,
-       c.awaits, c.parent_id, c.last_error, c.spawn_round, c.join_round,
+select c.id, c.fence, c.fsm, c.fsm_version, c.step, c.state::text as state, c.attempt, c.queue, c.priority,
+       c.partition_key, c.awaits, c.parent_id, c.last_error, c.spawn_round, c.join_round,
        (select true from signals s where s.target_id = c.id limit 1) is not null as has_signals,
        extract(epoch from statement_timestamp() + %(ahead)s::interval - c.eligible_at)::float8 as waited
 from claimed c

@@ -1,0 +1,76 @@
+"""Maintenance: expired leases, overdue awaits, and old rows where retention is asked for; one loop, one connection."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from time import monotonic
+
+from attrs import frozen
+
+from gendurable.events import AwaitsTimedOut, GarbageCollected, LeaseReaped
+from gendurable.runtime.loop import Loop, Wires, jittered
+from gendurable.runtime.session import Session
+from gendurable.runtime.sweeping import collect_garbage, reap_expired, wake_overdue
+
+
+@frozen(kw_only=True)
+class MaintenanceSettings:
+    """How often each chore is done; `retention` None keeps terminal rows for ever."""
+
+    worker: str
+    lease: timedelta
+    sweep: float
+    reap: float
+    grace: float
+    retention: timedelta | None
+    gc_interval: float
+    gc_batch: int
+
+
+class Maintenance(Loop):
+    """Await deadlines at every round; leases and retention when their time has come."""
+
+    def __init__(
+        self,
+        settings: MaintenanceSettings,
+        session: Session,
+        wires: Wires,
+        *,
+        on_due: Callable[[frozenset[str]], None],
+        also: Callable[[], None],
+    ) -> None:
+        """Tell `on_due` the queues in which rows became due; do `also` at every round."""
+        super().__init__("maintenance", session, wires)
+        self._settings = settings
+        self._on_due = on_due
+        self._also = also
+        self._next_reap = monotonic()
+        self._next_gc = monotonic() + jittered(settings.gc_interval)
+
+    def run_once(self) -> float:
+        """Do the chores whose time has come."""
+        if not self.is_available:
+            # After an outage every lease may have run out, also those of workers that live: let them beat first.
+            self._next_reap = monotonic() + self._settings.grace
+        self._also()
+        conn = self._session.conn
+        overdue = wake_overdue(conn)
+        if overdue:
+            self._emit(AwaitsTimedOut(len(overdue)))
+        due = {row.queue for row in overdue}
+        if monotonic() >= self._next_reap:
+            due |= self._reap()
+        if due:
+            self._on_due(frozenset(due))
+        retention = self._settings.retention
+        if retention is not None and monotonic() >= self._next_gc:
+            for count in collect_garbage(conn, older_than=retention, batch=self._settings.gc_batch):
+                self._emit(GarbageCollected(count))
+            self._next_gc = monotonic() + jittered(self._settings.gc_interval)
+        return jittered(self._settings.sweep)
+
+    def _reap(self) -> set[str]:
+        reaped = reap_expired(self._session.conn, worker=self._settings.worker, lease=self._settings.lease)
+        for row in reaped:
+            self._emit(LeaseReaped(row.id, row.queue, row.fsm, row.step, row.crashes, row.spent))
+        self._next_reap = monotonic() + jittered(self._settings.reap)
+        return {row.queue for row in reaped if not row.spent}

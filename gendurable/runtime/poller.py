@@ -1,0 +1,137 @@
+"""Poller: claims due rows of one queue into free slots; looks again soon after work, and ever more rarely when idle."""
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from time import monotonic
+
+from attrs import frozen
+
+from gendurable.db.operations import claim_batch
+from gendurable.events import Claimed
+from gendurable.runtime.inflight import Inflight
+from gendurable.runtime.loop import Loop, Wires, jittered
+from gendurable.runtime.prefetch import Prefetch
+from gendurable.runtime.session import Session
+from gendurable.runtime.slots import Slots
+
+FIRST_LOOK = 0.01
+
+
+@frozen(kw_only=True)
+class PollSettings:
+    """How one queue is polled."""
+
+    queue: str
+    worker: str
+    machines: Sequence[str]
+    lease: timedelta
+    poll: float
+    max_poll: float
+    min_demand: int
+    keyed: bool
+
+
+class Poller(Loop):
+    """Claims as many rows as there is room for.
+
+    Hungry: the last claim was filled to its limit, so there may be more; the next one follows as soon as there is room.
+    Sated: the queue was empty; the next look comes after a pause that doubles up to `poll` and, while nothing at all is
+    in flight, up to `max_poll`. A row that this process itself made due cuts the pause short.
+    """
+
+    def __init__(
+        self,
+        settings: PollSettings,
+        session: Session,
+        wires: Wires,
+        *,
+        slots: Slots,
+        prefetch: Prefetch,
+        inflight: Inflight,
+    ) -> None:
+        """Poll the queue of `settings` for `slots`."""
+        super().__init__(f"poller {settings.queue}", session, wires)
+        self.slots = slots
+        self.prefetch = prefetch
+        self._settings = settings
+        self._inflight = inflight
+        self._avoided = Avoided()
+        self._hungry = False
+        self._alerted = False
+        self._pause = FIRST_LOOK
+
+    def run_once(self) -> float:
+        """Claim what there is room for."""
+        settings = self._settings
+        held = self._inflight.count(settings.queue)
+        most = self.slots.size + self.prefetch.depth
+        room = most - held
+        if room <= 0 or (held and room < min(settings.min_demand, most)):
+            self._hungry = True
+            return settings.max_poll  # `slot_freed` will wake us long before
+        alerted, self._alerted = self._alerted, False
+        started = monotonic()
+        claims = claim_batch(
+            self._session.conn,
+            queue=settings.queue,
+            machines=settings.machines,
+            worker=settings.worker,
+            limit=room,
+            lease=settings.lease,
+            keyed=settings.keyed,
+            avoid=self._avoided.keys(),
+        )
+        self._inflight.add(claims)
+        seconds = monotonic() - started
+        self.slots.offer(claims)
+        self._emit(Claimed(settings.queue, len(claims), seconds, tuple(claim.waited for claim in claims)))
+        self._hungry = len(claims) == room
+        if self._hungry:
+            self._pause = FIRST_LOOK
+            return 0
+        if claims or alerted:
+            self._pause = FIRST_LOOK
+        else:
+            self._pause = min(self._pause * 2, settings.poll if held else settings.max_poll)
+        return jittered(self._pause)
+
+    def slot_freed(self) -> None:
+        """There is room for another claim: of interest only if there may be more to claim."""
+        if self._hungry:
+            self.wake()
+
+    def row_due(self) -> None:
+        """A commit of this process made a row of the queue due."""
+        self._alerted = True
+        self.wake()
+
+    def avoid(self, key: str) -> None:
+        """Leave a partition key alone for a moment: its lock was found taken."""
+        self._avoided.add(key)
+
+
+FIRST_AVOID, LONGEST_AVOID = 0.05, 2.0
+
+
+class Avoided:
+    """Partition keys whose lock was found taken, each left alone for a pause that doubles while that goes on."""
+
+    def __init__(self) -> None:
+        """Avoid nothing yet."""
+        self._lock = threading.Lock()
+        self._keys: dict[str, tuple[float, float]] = {}
+
+    def add(self, key: str) -> None:
+        """Avoid a key; longer, if it was avoided a moment ago."""
+        with self._lock:
+            _, pause = self._keys.get(key, (0.0, FIRST_AVOID / 2))
+            pause = min(2 * pause, LONGEST_AVOID)
+            self._keys[key] = (monotonic() + jittered(pause), pause)
+
+    def keys(self) -> list[str]:
+        """Return the keys to avoid now; those long past are forgotten."""
+        now = monotonic()
+        with self._lock:
+            self._keys = {key: kept for key, kept in self._keys.items() if kept[0] + kept[1] > now}
+            return [key for key, (until, _) in self._keys.items() if until > now]

@@ -1,0 +1,303 @@
+"""Worker: the loops of one process, built from a configuration and a registry; start, idle, drain."""
+
+import json
+import os
+import platform
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from time import monotonic
+
+import psycopg
+from attrs import evolve
+
+from gendurable.config import Config
+from gendurable.core.claim import Claim
+from gendurable.core.registry import Registry
+from gendurable.db import migrate, store
+from gendurable.db.connection import Connection, Database
+from gendurable.db.faults import is_passing
+from gendurable.db.rows import ServerFacts
+from gendurable.errors import DatabaseUnavailable
+from gendurable.events import (
+    ClaimsReclaimed,
+    DrainFinished,
+    DrainStarted,
+    Listener,
+    PartitionsRefused,
+    UnsafeServer,
+    WorkerStarted,
+)
+from gendurable.runtime.committer import Committer
+from gendurable.runtime.heartbeat import Heartbeat
+from gendurable.runtime.inflight import Inflight
+from gendurable.runtime.loop import Loop, Wires
+from gendurable.runtime.maintenance import Maintenance, MaintenanceSettings
+from gendurable.runtime.partitions import LockConnections, check_session_locks
+from gendurable.runtime.poller import Poller, PollSettings
+from gendurable.runtime.prefetch import Prefetch
+from gendurable.runtime.runner import Runner
+from gendurable.runtime.session import Session
+from gendurable.runtime.slots import Slots
+
+# Waiting for a row that somebody has locked holds up every outcome behind it.
+COMMIT_LOCK_TIMEOUT = timedelta(milliseconds=250)
+# A loop that has not begun its round for so long is stuck; longer than any call to the database may take.
+STUCK = 60.0
+RECLAIM_BATCH = 10_000
+
+
+class Worker:
+    """Everything one process runs. Connections: one a queue, committer, heartbeat, maintenance, spare, and the locks'.
+
+    The spare connection is the main thread's: checks at the start, sampling, and giving claims back at the end.
+    """
+
+    def __init__(self, config: Config, registry: Registry, *, emit: Listener, on_death: Callable[[], None]) -> None:
+        """Take what the loops are built from; nothing is opened or started yet. `on_death`: a loop has died."""
+        self.config = config
+        self.id = f"{config.name}/{os.getpid()}-{secrets.token_hex(4)}"
+        self.inflight = Inflight()
+        self.is_draining = False
+        self._emit = emit
+        self._registry = registry
+        self._stopping = threading.Event()
+        self._on_death = on_death
+        self.has_died = False
+        self._server_version = ""
+        self._wires = Wires(emit, self._loop_died)
+        self._database = Database(
+            config.dsn,
+            config.schema,
+            prepare=config.prepare,
+            connect_timeout=config.connect_timeout,
+            statement_timeout=config.statement_timeout,
+        )
+        self.locks = LockConnections(self._connect_lock, config.lock_connection_limit)
+        self._spare = self._session("spare")
+        self._committer = Committer(
+            self._session("committer", lock_timeout=COMMIT_LOCK_TIMEOUT), self._wires, self._settled
+        )
+        self._runner = Runner(
+            machines=registry.machines,
+            locks=self.locks,
+            emit=emit,
+            submit=self._committer.submit,
+            on_settled=self._settled,
+            on_contended=lambda claim: self.pollers[claim.queue].avoid(claim.partition_key or ""),
+            learn=lambda claim, seconds: self.pollers[claim.queue].prefetch.learn(seconds),
+            stopping=self._stopping,
+        )
+        self.pollers: dict[str, Poller] = {}
+        self._loops: list[Loop] = []
+
+    # From start to end.
+
+    def prepare(self) -> None:
+        """Check the server and the schema, and take back what a dead predecessor held; claims nothing yet.
+
+        DatabaseUnavailable, SchemaMissing or SchemaTooNew if the database will not do.
+        """
+        try:
+            conn = self._spare.conn
+            migrate.check_current(conn, self._database.schema)
+            facts = store.server_facts(conn).one()
+            keyed = self._check_server(facts)
+            reclaimed = self._reclaim(conn)
+        except psycopg.Error as error:
+            raise DatabaseUnavailable(f"the database failed at the start: {error}") from error
+        if reclaimed:
+            self._emit(ClaimsReclaimed(reclaimed))
+        self._build_loops(keyed=keyed)
+        self._server_version = facts.version if facts else ""
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._emit(
+            WorkerStarted(
+                self.id,
+                dict(self.config.queues),
+                tuple(self._registry.capabilities),
+                self._server_version,
+                len(migrate.migrations()),
+            )
+        )
+        for loop in self._loops:
+            loop.start()
+
+    def is_idle(self) -> bool:
+        """Whether nothing that this worker could run is due or running, here or elsewhere."""
+        if len(self.inflight):
+            return False
+        try:
+            conn = self._spare.conn
+            return not store.has_work(conn, queues=list(self.config.queues), machines=self._registry.capabilities).one()
+        except (psycopg.Error, DatabaseUnavailable) as error:
+            self._spare.drop_if_broken()
+            if is_passing(error):
+                return False
+            raise
+
+    def stuck_loops(self) -> list[str]:
+        """Return the names of loops that have not turned for too long."""
+        return [loop.name for loop in self._loops if loop.overdue() > STUCK]
+
+    def unavailable_loops(self) -> list[str]:
+        """Return the names of loops that cannot reach the database."""
+        return [loop.name for loop in self._loops if not loop.is_available]
+
+    def drain(self) -> int:
+        """Claim no more, give back what was not started, wait for the rest; return how many steps still run."""
+        started = monotonic()
+        deadline = started + self.config.drain_timeout.total_seconds()
+        self.is_draining = True
+        running = sum(poller.slots.busy for poller in self.pollers.values())
+        for poller in self.pollers.values():
+            poller.stop()
+        released = self._give_back_unstarted(deadline)
+        self._emit(DrainStarted(running, released, self.config.drain_timeout.total_seconds()))
+        self._stopping.set()
+        while not self.inflight.wait_until_empty(min(0.05, max(deadline - monotonic(), 0))):
+            if monotonic() >= deadline:
+                break
+            # A claim that was under way when its poller was told to stop.
+            self._give_back_unstarted(deadline)
+        self._stop_loops()
+        abandoned = len(self.inflight)
+        self._emit(DrainFinished(abandoned, monotonic() - started))
+        return abandoned
+
+    def _stop_loops(self) -> None:
+        for loop in self._loops:
+            loop.stop()
+        for loop in self._loops:
+            loop.join(1.0)
+        with suppress(psycopg.Error, DatabaseUnavailable):  # the row expires by itself
+            store.leave(self._spare.conn, worker=self.id)
+        self._spare.close()
+        self.locks.close_idle(0)
+
+    def _give_back_unstarted(self, deadline: float) -> int:
+        unstarted = [claim for poller in self.pollers.values() for claim in poller.slots.close()]
+        while unstarted and monotonic() < deadline:
+            try:
+                store.release(self._spare.conn, unstarted).all()
+                break
+            except (psycopg.Error, DatabaseUnavailable) as error:
+                self._spare.drop_if_broken()
+                if not is_passing(error):
+                    raise
+                self._stopping.wait(0.1)
+        self.inflight.remove(unstarted)
+        return len(unstarted)
+
+    # What the loops call.
+
+    def _loop_died(self) -> None:
+        self.has_died = True
+        self._on_death()
+
+    def _settled(self, claims: Sequence[Claim], woken: frozenset[str]) -> None:
+        self.inflight.remove(claims)
+        for queue in {claim.queue for claim in claims}:
+            self.pollers[queue].slot_freed()
+        self._due(woken)
+
+    def _due(self, queues: frozenset[str]) -> None:
+        for queue in queues:
+            poller = self.pollers.get(queue)
+            if poller is not None:
+                poller.row_due()
+
+    def _beat(self, conn: Connection) -> None:
+        store.beat(
+            conn,
+            worker=self.id,
+            name=self.config.name,
+            host=platform.node(),
+            pid=os.getpid(),
+            queues=json.dumps(dict(self.config.queues)),
+            machines=self._registry.capabilities,
+            lease=self.config.lease,
+        )
+
+    # How they are built.
+
+    def _build_loops(self, *, keyed: bool) -> None:
+        config = self.config
+        for queue, size in config.queues.items():
+            settings = PollSettings(
+                queue=queue,
+                worker=self.id,
+                machines=self._registry.capabilities,
+                lease=config.lease,
+                poll=config.poll.total_seconds(),
+                max_poll=config.max_poll.total_seconds(),
+                min_demand=config.min_demand,
+                keyed=keyed,
+            )
+            self.pollers[queue] = Poller(
+                settings,
+                self._session(f"poller {queue}"),
+                self._wires,
+                slots=Slots(queue, size, self._runner.run),
+                prefetch=Prefetch(config.prefetch, size),
+                inflight=self.inflight,
+            )
+        every = config.heartbeat.total_seconds()
+        heartbeat = Heartbeat(
+            # A beat that gets no answer must be given up while the next one still comes in time.
+            self._session("heartbeat", patience=max(every, 1.0)),
+            self._wires,
+            every=every,
+            lease=config.lease,
+            held=self.inflight.all,
+            beat=self._beat,
+        )
+        maintenance = Maintenance(
+            MaintenanceSettings(
+                worker=self.id,
+                lease=config.lease,
+                sweep=min(config.poll, config.reap).total_seconds(),
+                reap=config.reap.total_seconds(),
+                grace=every,
+                retention=config.gc_retention,
+                gc_interval=config.gc_interval.total_seconds(),
+                gc_batch=config.gc_batch,
+            ),
+            self._session("maintenance"),
+            self._wires,
+            on_due=self._due,
+            also=self.locks.close_idle,
+        )
+        self._loops = [*self.pollers.values(), self._committer, heartbeat, maintenance]
+
+    def _session(self, name: str, *, patience: float | None = None, lock_timeout: timedelta | None = None) -> Session:
+        application = f"gendurable {name}"
+        return Session(lambda: self._database.connect(application, patience=patience, lock_timeout=lock_timeout))
+
+    def _connect_lock(self) -> Connection:
+        database = evolve(self._database, dsn=self.config.lock_dsn or self._database.dsn)
+        return database.connect("gendurable lock", lock_timeout=COMMIT_LOCK_TIMEOUT)
+
+    def _check_server(self, facts: ServerFacts | None) -> bool:
+        """Say what is unsafe about the server; return whether session locks hold."""
+        if facts is not None and not facts.fsync:
+            self._emit(UnsafeServer("fsync"))
+        if facts is not None and not facts.synchronous_commit:
+            self._emit(UnsafeServer("synchronous_commit"))
+        reason = check_session_locks(self._connect_lock)
+        if reason is not None:
+            self._emit(PartitionsRefused(reason))
+        return reason is None
+
+    def _reclaim(self, conn: Connection) -> int:
+        remaining = self.config.lease - 2 * self.config.heartbeat
+        count = 0
+        while found := store.reclaim(
+            conn, prefix=f"{self.config.name}/", remaining=remaining, limit=RECLAIM_BATCH
+        ).all():
+            count += len(found)
+        return count
