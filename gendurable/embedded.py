@@ -308,9 +308,11 @@ class _Cluster:
         """Make the data folder if there is none."""
         if self.data.exists():
             return
-        # Renamed when whole: a killed initdb leaves nothing that looks like a cluster.
-        unfinished = self.folder / "unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        for left_behind in self.folder.glob("unfinished-*"):
+            shutil.rmtree(left_behind, ignore_errors=True)
+        # Renamed when whole: a killed initdb leaves nothing that looks like a cluster. Its own name each time: the
+        # initdb of a killed user may still be at work.
+        unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=self.folder))
         self._own(unfinished)
         identity = ("-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-locale")
         code, output = self._run("initdb", "-D", unfinished, *identity, "--no-sync", "--no-instructions")

