@@ -139,8 +139,14 @@ def in_schema(conn: Connection, schema: str) -> Iterator[None]:
 def pipeline(conn: Connection) -> Iterator[None]:
     """Send several statements in one round trip, where libpq can."""
     if capabilities.has_pipeline():
-        with conn.pipeline():
-            yield
+        try:
+            with conn.pipeline():
+                yield
+        except BaseException:
+            # The server skips what follows an error in a pipeline, preparing statements too, but psycopg goes on
+            # believing in them: each later use would fail. Forget them all; the next statement tells the server.
+            conn._prepared.clear()  # noqa: SLF001  there is no public way
+            raise
     else:
         yield
 

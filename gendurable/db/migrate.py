@@ -15,7 +15,14 @@ from psycopg import sql
 
 from gendurable.db.connection import Connection, Database, check_schema, connect, one_line, search_path, target
 from gendurable.db.statements import folder
-from gendurable.errors import DatabaseUnavailable, GenDurableError, MigrationError, SchemaMissing, SchemaTooNew
+from gendurable.errors import (
+    DatabaseUnavailable,
+    GenDurableError,
+    MigrationBlocked,
+    MigrationError,
+    SchemaMissing,
+    SchemaTooNew,
+)
 
 # Our own key space for advisory locks: the first of two 32-bit numbers ("gend" in ASCII).
 LOCK_CLASS = 0x67656E64
@@ -63,18 +70,51 @@ def migrations() -> list[Migration]:
     return found
 
 
-def up(dsn: str, *, schema: str | None = None, to: int | None = None) -> list[str]:
-    """Bring a schema to version `to` (default: the newest); return the names of the migrations that ran."""
+def up(
+    dsn: str, *, schema: str | None = None, to: int | None = None, lock_timeout: timedelta | None = None
+) -> list[str]:
+    """Bring a schema to version `to` (default: the newest); return the names of the migrations that ran.
+
+    With `lock_timeout`, MigrationBlocked if a lock is not free within that time.
+    """
     steps = migrations()
     target = _check_target(to, steps, default=len(steps))
-    return _run(dsn, schema, lambda version: steps[version] if version < target else None, forward=True)
+    return _run(dsn, schema, lambda version: steps[version] if version < target else None, lock_timeout, forward=True)
 
 
-def down(dsn: str, *, schema: str | None = None, to: int | None = None) -> list[str]:
+def down(
+    dsn: str, *, schema: str | None = None, to: int | None = None, lock_timeout: timedelta | None = None
+) -> list[str]:
     """Take a schema back to version `to` (default: nothing left); return the names of what was undone."""
     steps = migrations()
     target = _check_target(to, steps, default=0)
-    return _run(dsn, schema, lambda version: steps[version - 1] if version > target else None, forward=False)
+    return _run(
+        dsn, schema, lambda version: steps[version - 1] if version > target else None, lock_timeout, forward=False
+    )
+
+
+def script(schema: str, first: int, last: int, *, grants: str | None = None) -> str:
+    """Return the SQL that takes a schema from one version to another, for DBAs who run it themselves.
+
+    `grants` names a role that a worker may run as: it gets what the engine needs, and no more.
+    """
+    steps = migrations()
+    name = sql.Identifier(check_schema(schema)).as_string(None)
+    parts = [f"-- gendurable: schema {name}, version {first} to {last}", "begin;"]
+    if first < last:
+        parts.append(f"create schema if not exists {name};")
+    parts.append(f"set local search_path to {search_path(schema)};")
+    chosen = steps[first:last] if first < last else reversed(steps[last:first])
+    parts += [(step.up if first < last else step.down).read_text().rstrip() for step in chosen]
+    if last:
+        parts.append(f"comment on table gen_durable is '{last}';")
+    if grants is not None:
+        role = sql.Identifier(grants).as_string(None)
+        parts += [
+            f"grant usage on schema {name} to {role};",
+            f"grant select, insert, update, delete on gen_durable, signals, workers to {role};",
+        ]
+    return "\n\n".join([*parts, "commit;"])
 
 
 def status(dsn: str, *, schema: str | None = None) -> MigrationStatus:
@@ -109,12 +149,12 @@ def installed_version(conn: Connection, schema: str) -> int:
     return int(row[0])
 
 
-def _run(dsn: str, schema: str | None, choose: Chooser, *, forward: bool) -> list[str]:
+def _run(dsn: str, schema: str | None, choose: Chooser, lock_timeout: timedelta | None, *, forward: bool) -> list[str]:
     name = check_schema(schema)
     done: list[str] = []
     # A pooler may give each transaction another session, which knows nothing of statements prepared in this one.
     database = Database(dsn, name, prepare=False, statement_timeout=LONGEST_MIGRATION)
-    with database.connect("gendurable migrate") as conn:
+    with database.connect("gendurable migrate", lock_timeout=lock_timeout) as conn:
         try:
             while migration := _run_one(conn, name, choose, forward=forward):
                 done.append(migration.name)
@@ -128,6 +168,11 @@ def _failure(conn: Connection, dsn: str, schema: str, error: psycopg.Error) -> G
         return DatabaseUnavailable(
             f"lost the connection to {target(dsn)} while migrating: {one_line(error)}; a migration takes effect whole "
             "or not at all, so run it again"
+        )
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return MigrationBlocked(
+            f"schema {schema!r} is in use, by another migration or a long transaction: nothing was changed, "
+            f"try again later or wait longer ({one_line(error)})"
         )
     remedy = "remove the cause and run it again"
     if isinstance(error, psycopg.errors.InsufficientPrivilege):

@@ -59,3 +59,21 @@ class Count:
     queue: str
     status: str
     count: int
+
+
+@frozen
+class Due:
+    """How many instances of a queue are due, and for how long the oldest has been."""
+
+    queue: str
+    due: int
+    oldest_due_seconds: float
+
+
+@frozen
+class Unserved:
+    """How many instances of a machine are due that no live worker has."""
+
+    fsm: str
+    fsm_version: int
+    count: int

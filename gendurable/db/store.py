@@ -16,7 +16,7 @@ from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChildren
 from gendurable.db.connection import Connection
-from gendurable.db.rows import Count, Delivery, Ended, Reaped, ServerFacts, Woken
+from gendurable.db.rows import Count, Delivery, Due, Ended, Reaped, ServerFacts, Unserved, Woken
 from gendurable.db.statements import statement
 
 T = TypeVar("T")
@@ -341,6 +341,16 @@ def list_instances(
 def count_instances(conn: Connection) -> Rows[Count]:
     """Count instances by queue and status."""
     return _rows(conn, Count, "count_instances")
+
+
+def count_due(conn: Connection) -> Rows[Due]:
+    """Count due instances by queue."""
+    return _rows(conn, Due, "count_due")
+
+
+def count_unserved(conn: Connection) -> Rows[Unserved]:
+    """Count due instances of machines that no live worker has."""
+    return _rows(conn, Unserved, "count_unserved")
 
 
 def due_queues(conn: Connection, *, ahead: timedelta = ZERO) -> Rows[str]:

@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from gendurable.events import (
     UnsafeServer,
     WorkerStarted,
 )
+from gendurable.observability.metrics import Metrics, Sample
 from gendurable.runtime.committer import Committer
 from gendurable.runtime.heartbeat import Heartbeat
 from gendurable.runtime.inflight import Inflight
@@ -55,10 +55,12 @@ class Worker:
     The spare connection is the main thread's: checks at the start, sampling, and giving claims back at the end.
     """
 
-    def __init__(self, config: Config, registry: Registry, *, emit: Listener, on_death: Callable[[], None]) -> None:
+    def __init__(
+        self, worker_id: str, config: Config, registry: Registry, *, emit: Listener, on_death: Callable[[], None]
+    ) -> None:
         """Take what the loops are built from; nothing is opened or started yet. `on_death`: a loop has died."""
         self.config = config
-        self.id = f"{config.name}/{os.getpid()}-{secrets.token_hex(4)}"
+        self.id = worker_id
         self.inflight = Inflight()
         self.is_draining = False
         self._emit = emit
@@ -75,14 +77,14 @@ class Worker:
             connect_timeout=config.connect_timeout,
             statement_timeout=config.statement_timeout,
         )
-        self.locks = LockConnections(self._connect_lock, config.lock_connection_limit)
+        self._locks = LockConnections(self._connect_lock, config.lock_connection_limit)
         self._spare = self._session("spare")
         self._committer = Committer(
             self._session("committer", lock_timeout=COMMIT_LOCK_TIMEOUT), self._wires, self._settled
         )
         self._runner = Runner(
             machines=registry.machines,
-            locks=self.locks,
+            locks=self._locks,
             emit=emit,
             submit=self._committer.submit,
             on_settled=self._settled,
@@ -144,9 +146,37 @@ class Worker:
         """Return the names of loops that have not turned for too long."""
         return [loop.name for loop in self._loops if loop.overdue() > STUCK]
 
-    def unavailable_loops(self) -> list[str]:
-        """Return the names of loops that cannot reach the database."""
-        return [loop.name for loop in self._loops if not loop.is_available]
+    def unready(self) -> list[str]:
+        """Say why no work should be expected of this worker: nothing means that it is ready."""
+        if not self._loops:
+            return ["starting"]
+        away = [f"{loop.name}: the database is out of reach" for loop in self._loops if not loop.is_available]
+        return [*(["draining"] if self.is_draining else []), *away]
+
+    def show(self, metrics: Metrics) -> None:
+        """Tell the metrics where to read what is no event."""
+        for queue, poller in self.pollers.items():
+            _show_slots(metrics, queue, poller.slots)
+        locks = self._locks
+        metrics.watch_pool("locks", idle=lambda: locks.idle, used=lambda: locks.used, waiting=lambda: locks.waiting)
+        metrics.watch_databases([loop.name for loop in self._loops])
+
+    def sample(self) -> Sample | None:
+        """Count what the whole database holds; None if it could not be asked."""
+        try:
+            conn = self._spare.conn
+            counts = store.count_instances(conn).all()
+            due = store.count_due(conn).all()
+            unserved = store.count_unserved(conn).all()
+        except (psycopg.Error, DatabaseUnavailable):
+            self._spare.drop_if_broken()
+            return None
+        return Sample(
+            instances={(row.queue, row.status): row.count for row in counts},
+            due={row.queue: row.due for row in due},
+            oldest_due_age={row.queue: row.oldest_due_seconds for row in due},
+            unserved={(row.fsm, row.fsm_version): row.count for row in unserved},
+        )
 
     def drain(self) -> int:
         """Claim no more, give back what was not started, wait for the rest; return how many steps still run."""
@@ -177,7 +207,7 @@ class Worker:
         with suppress(psycopg.Error, DatabaseUnavailable):  # the row expires by itself
             store.leave(self._spare.conn, worker=self.id)
         self._spare.close()
-        self.locks.close_idle(0)
+        self._locks.close_idle(0)
 
     def _give_back_unstarted(self, deadline: float) -> int:
         unstarted = [claim for poller in self.pollers.values() for claim in poller.slots.close()]
@@ -270,7 +300,7 @@ class Worker:
             self._session("maintenance"),
             self._wires,
             on_due=self._due,
-            also=self.locks.close_idle,
+            also=self._locks.close_idle,
         )
         self._loops = [*self.pollers.values(), self._committer, heartbeat, maintenance]
 
@@ -301,3 +331,7 @@ class Worker:
         ).all():
             count += len(found)
         return count
+
+
+def _show_slots(metrics: Metrics, queue: str, slots: Slots) -> None:
+    metrics.watch_queue(queue, slots=slots.size, busy=lambda: slots.busy, buffered=lambda: slots.waiting)

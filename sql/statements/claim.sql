@@ -51,6 +51,7 @@ with due as (
 select c.id, c.fence, c.fsm, c.fsm_version, c.step, c.state::text as state, c.attempt, c.queue, c.priority,
        c.partition_key, c.awaits, c.parent_id, c.last_error, c.spawn_round, c.join_round,
        (select true from signals s where s.target_id = c.id limit 1) is not null as has_signals,
-       extract(epoch from statement_timestamp() + %(ahead)s::interval - c.eligible_at)::float8 as waited
+       extract(epoch from statement_timestamp() + %(ahead)s::interval
+                          - greatest(c.eligible_at, c.inserted_at))::float8 as waited
 from claimed c
 order by c.priority, c.eligible_at, c.id

@@ -1,13 +1,21 @@
 -- list_instances: newest first; a filter that is null does not filter.
-select id, fsm, fsm_version, step, status::text as status, state::text as state, result::text as result,
-       queue, priority, partition_key, eligible_at, attempt, crashes, max_crashes, last_error,
-       locked_by, lease_expires_at, fence, awaits, await_deadline, children_pending, spawn_round, join_round,
-       parent_id, child_round, child_index, unique_key, unique_scope::text[] as unique_scope, unique_guard,
-       inserted_at, updated_at
-from gen_durable
-where (%(status)s::text is null or status::text = %(status)s)
-  and (%(fsm)s::text is null or fsm = %(fsm)s)
-  and (%(queue)s::text is null or queue = %(queue)s)
-  and (%(step)s::text is null or step = %(step)s)
-order by id desc
+-- Paths and values are parallel, and every path must lead to its value.
+select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::text as state, g.result::text as result,
+       g.queue, g.priority, g.partition_key, g.eligible_at, g.attempt, g.crashes, g.max_crashes, g.last_error,
+       g.locked_by, g.lease_expires_at, g.fence, g.awaits, g.await_deadline, g.children_pending, g.spawn_round,
+       g.join_round, g.parent_id, g.child_round, g.child_index, g.unique_key, g.unique_scope::text[] as unique_scope,
+       g.unique_guard, g.inserted_at, g.updated_at
+from gen_durable g
+where (%(status)s::text is null or g.status::text = %(status)s)
+  and (%(fsm)s::text is null or g.fsm = %(fsm)s)
+  and (%(queue)s::text is null or g.queue = %(queue)s)
+  and (%(step)s::text is null or g.step = %(step)s)
+  and (%(parent)s::bigint is null or g.parent_id = %(parent)s)
+  and (%(older_than)s::interval is null or g.updated_at < statement_timestamp() - %(older_than)s::interval)
+  and not exists (
+    select from unnest(%(paths)s::text[], %(values)s::text[]) as wanted (path, value)
+    where jsonb_build_object('state', g.state, 'result', g.result) #>>
+          array(select jsonb_array_elements_text(wanted.path::jsonb)) is distinct from wanted.value
+  )
+order by g.id desc
 limit %(limit)s

@@ -68,6 +68,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "get_status": lambda c: store.get_status(c, id=1),
     "list_instances": lambda c: store.list_instances(c, limit=1),
     "count_instances": store.count_instances,
+    "count_due": store.count_due,
+    "count_unserved": store.count_unserved,
     "lock_partition": lambda c: store.lock_partition(c, key="k"),
     "unlock_partition": lambda c: store.unlock_partition(c, key="k"),
     "reclaim": lambda c: store.reclaim(c, prefix="w", remaining=MINUTE, limit=1),
