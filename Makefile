@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow check format lint imports types schema bench clean
+.PHONY: help install check format lint imports types test test-slow schema wheel clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ types: $(STAMP) ## mypy, strict
 
 schema: $(STAMP) ## write sql/schema.sql anew from the migrations
 	$(BIN)/python tests/db/dump_schema.py
+
+wheel: $(STAMP) ## build the wheel into dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 clean: ## remove what make made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
