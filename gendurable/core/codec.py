@@ -278,6 +278,14 @@ def decode_value(text: str, *, what: str) -> Any:
         raise UndecodableRow(f"{what}: the stored JSON cannot be read: {error}; correct the row by hand") from error
 
 
+def decode_readable(text: str) -> Any:
+    """Return what stored JSON text says, or the text itself if it cannot be read: a bad row must still be seen."""
+    try:
+        return decode_value(text, what="value")
+    except UndecodableRow:
+        return text
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 

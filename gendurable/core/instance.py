@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from gendurable.core.codec import decode_value
+from gendurable.core.codec import decode_readable
 from gendurable.core.duration import ZERO, to_timedelta
 from gendurable.core.limits import check_key, check_name, check_unique_key, show
 from gendurable.core.status import LIVE, Status
@@ -70,9 +70,9 @@ class Instance:
     updated_at: datetime
 
     def decoded(self) -> "Instance":
-        """Return the instance with the JSON text of `state` and `result` decoded, as the database room left it."""
-        result = None if self.result is None else decode_value(self.result, what="result")
-        return evolve(self, state=decode_value(self.state, what="state"), result=result)
+        """Return the instance with the JSON text of `state` and `result`, as the database room left it, decoded."""
+        result = None if self.result is None else decode_readable(self.result)
+        return evolve(self, state=decode_readable(self.state), result=result)
 
 
 def new_instance(

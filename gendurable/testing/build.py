@@ -1,6 +1,6 @@
 """Values for unit tests: a context, signals and children, without a database."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any, TypeVar
@@ -58,8 +58,8 @@ def context(
     *,
     awaited: Iterable[Signal] = (),
     inbox: Iterable[Signal] = (),
-    children: Sequence[Child] = (),
-    joined: Sequence[Child] | None = None,
+    children: Iterable[Child] = (),
+    joined: Iterable[Child] | None = None,
     attempt: int = 0,
     id: int = 1,  # noqa: A002  the field's name
     fsm: str = "test",
@@ -73,7 +73,8 @@ def context(
     What is awaited is in the inbox too; `joined` are the children of the last round unless given.
     """
     waited = tuple(awaited)
-    last = max((each.round for each in children), default=0)
+    born = tuple(children)
+    last = max((each.round for each in born), default=0)
     return Context(
         id=id,
         fsm=fsm,
@@ -83,8 +84,8 @@ def context(
         state=state,
         awaited=waited,
         inbox=(*waited, *(each for each in inbox if each not in waited)),
-        children=tuple(children),
-        joined=tuple(each for each in children if each.round == last) if joined is None else tuple(joined),
+        children=born,
+        joined=tuple(each for each in born if each.round == last) if joined is None else tuple(joined),
         parent_id=parent_id,
         last_error=last_error,
     )

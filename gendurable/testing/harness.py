@@ -9,6 +9,7 @@ from typing import Any, Self
 from gendurable.core.claim import Claim
 from gendurable.core.duration import ZERO, Duration, to_timedelta
 from gendurable.core.instance import Instance, NewInstance
+from gendurable.core.limits import check_name, show
 from gendurable.core.registry import Registry, Source
 from gendurable.core.transition import Transition
 from gendurable.db import migrate, store
@@ -66,27 +67,34 @@ class Harness:
 
     def advance(self, by: Duration) -> None:
         """Let the clock run ahead; what became due runs in the next `drain`."""
-        step = to_timedelta(by)
+        try:
+            step = to_timedelta(by)
+        except ValueError as error:
+            raise InvalidInstance(f"by: {error}") from None
         if step < ZERO:
-            raise InvalidInstance(f"the clock runs forward only, not by {by!r}")
+            raise InvalidInstance(f"by: the clock runs forward only, not by {by!r}")
         self._ahead += step
 
     def drain(self, queue: str | None = None, max_steps: int = 1000) -> dict[str, int]:
         """Run everything due, await deadlines and expired leases included, until nothing is.
 
         Returns how many outcomes of each kind were committed; a step that ended in SystemExit or its like counts as
-        "crash" and leaves its row to its lease, as a dead worker would. RunawayError beyond `max_steps`.
+        "crash" and leaves its row to its lease, as a dead worker would. RunawayError if more is due after `max_steps`.
         """
+        if queue is not None:
+            check_name("queue", queue)
+        if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
+            raise InvalidInstance(f"max_steps: {show(max_steps)} is no number of steps: give zero or more")
         tally: Counter[str] = Counter()
-        steps = 0
-        while claims := self._claim(queue, limit=min(BATCH, max_steps + 1 - steps)):
-            steps += len(claims)
-            if steps > max_steps:
+        left = max_steps
+        while claims := self._claim(queue, limit=min(BATCH, left) or 1):
+            if not left:
                 store.release(self._conn, claims)
                 raise RunawayError(
                     f"drained {max_steps} steps and instance {claims[0].id} ({claims[0].fsm}, step "
                     f"{claims[0].step!r}) is still due: does it loop? Otherwise give a higher max_steps"
                 )
+            left -= len(claims)
             self._run(claims, tally)
         return dict(tally)
 
