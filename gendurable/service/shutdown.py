@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 ASKED = (signal.SIGTERM, signal.SIGINT)
@@ -15,8 +16,9 @@ class Shutdown:
     Until `serve` is called nothing has been claimed, and a signal simply ends the process.
     """
 
-    def __init__(self) -> None:
-        """Take the signals over, as early as possible."""
+    def __init__(self, on_leave: Callable[[], None] = lambda: None) -> None:
+        """Take the signals over, as early as possible; `on_leave` is called before the second signal ends it all."""
+        self._on_leave = on_leave
         self._asked = threading.Event()
         self._serving = False
         for number in ASKED:
@@ -41,6 +43,7 @@ class Shutdown:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self._asked.is_set():
+            self._on_leave()
             leave(128 + number)
         self._asked.set()
         if not self._serving:
