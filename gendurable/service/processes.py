@@ -64,7 +64,7 @@ class _Mailbox:
     def address(self, index: int) -> str:
         path = str(self._folder / str(index))
         self._sockets[path] = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._sockets[path].setblocking(False)  # noqa: FBT003  the only form there is
+        self._sockets[path].setblocking(False)
         self._sockets[path].bind(path)
         return path
 

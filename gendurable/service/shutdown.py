@@ -1,9 +1,9 @@
 """Shutdown: the first SIGTERM or SIGINT asks the process to end, the second one ends it at once."""
 
 import os
+import select
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -19,8 +19,11 @@ class Shutdown:
     def __init__(self, on_leave: Callable[[], None] = lambda: None) -> None:
         """Take the signals over, as early as possible; `on_leave` is called before the second signal ends it all."""
         self._on_leave = on_leave
-        self._asked = threading.Event()
+        self.is_asked = False
         self._serving = False
+        # A pipe and no threading.Event: a handler that runs in the middle of Event.wait would wait for a lock that
+        # its own thread holds.
+        self._heard, self._bell = os.pipe()
         for number in ASKED:
             signal.signal(number, self._on_signal)
 
@@ -30,22 +33,21 @@ class Shutdown:
 
     def ask(self) -> None:
         """End the process as a first signal would."""
-        self._asked.set()
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether the process was asked to end."""
-        return self._asked.is_set()
+        if not self.is_asked:
+            self.is_asked = True
+            os.write(self._bell, b".")
 
     def wait(self, timeout: float) -> bool:
         """Wait until asked, and tell whether that came about."""
-        return self._asked.wait(timeout)
+        if not self.is_asked:
+            select.select([self._heard], [], [], timeout)
+        return self.is_asked
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if self._asked.is_set():
+        if self.is_asked:
             self._on_leave()
             leave(128 + number)
-        self._asked.set()
+        self.ask()
         if not self._serving:
             raise SystemExit(0)
 
@@ -55,6 +57,6 @@ def leave(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # closed, or nobody reads any more
+        except (OSError, RuntimeError, ValueError):  # closed, in the middle of a write, or nobody reads any more
             continue
     os._exit(code)
