@@ -68,9 +68,9 @@ def claim_batch(
 
 @frozen
 class Committed:
-    """What became of a batch: the ids that were written, and the queues of others that became runnable by it."""
+    """What became of a batch: the outcomes that were written, and the queues of others that became runnable by it."""
 
-    written: frozenset[int]
+    written: tuple[Transition, ...]
     woken: frozenset[str]
 
 
@@ -83,6 +83,9 @@ def commit(
 
     However many outcomes and kinds: at most one statement per kind, one for the locks and one for the recheck.
     """
+    # A worker that lost a claim and claimed the row anew may bring an outcome of each: only the newer can hold.
+    newest = {change.id: change for change in sorted(changes, key=attrgetter("fence"))}
+    changes = [change for change in changes if newest[change.id] is change]
     advances = [change for change in changes if isinstance(change, Advance)]
     repeats = [change for change in changes if isinstance(change, Repeat)]
     parks = [change for change in changes if isinstance(change, Park)]
@@ -92,6 +95,10 @@ def commit(
     ended: store.Rows[Ended] | None = None
     with one_commit(conn, after=None if unlock is None else lambda: store.unlock_partition(conn, key=unlock)):
         held = store.lock_claims(conn, changes)
+        # Spawns first, while our rows are locked but unchanged: an insert that finds the key of a changed row waits
+        # for our commit, and a new child may have to wait for that insert.
+        if spawns:
+            store.spawn(conn, spawns, ahead=ahead)
         if advances:
             store.advance(conn, advances, ahead=ahead)
         if repeats:
@@ -99,12 +106,12 @@ def commit(
         if parks:
             store.park(conn, parks, ahead=ahead)
             rechecked = store.recheck_parked(conn, parks, ahead=ahead)
-        if spawns:
-            store.spawn(conn, spawns, ahead=ahead)
+        # Ends last: they lock parents, and whoever holds a parent then waits for nothing but another parent.
         if ends:
             ended = store.finish(conn, ends, ahead=ahead)
     woken = {row.queue for row in rechecked or ()} | {row.wakes for row in ended or () if row.wakes is not None}
-    return Committed(frozenset(held), frozenset(woken))
+    written = frozenset(held)
+    return Committed(tuple(change for change in changes if change.id in written), frozenset(woken))
 
 
 def insert_instance(conn: Connection, new: NewInstance, *, ahead: timedelta = ZERO) -> int:

@@ -46,9 +46,8 @@ def settle(
             return settle(conn, changes[:middle], ahead=ahead) + settle(
                 conn, changes[middle:], unlock=unlock, ahead=ahead
             )
-        changes = [_ending(changes[0], error)]
-        committed = commit(conn, changes, unlock=unlock, ahead=ahead)
-    return Settled(tuple(change for change in changes if change.id in committed.written), committed.woken)
+        committed = commit(conn, [_ending(changes[0], error)], unlock=unlock, ahead=ahead)
+    return Settled(committed.written, committed.woken)
 
 
 def _ending(change: Transition, error: psycopg.Error) -> Finish:
