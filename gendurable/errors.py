@@ -141,11 +141,19 @@ class MigrationError(GenDurableError):
     """A migration was asked for that does not exist or cannot run."""
 
 
+class MigrationBlocked(MigrationError):
+    """A migration did not get a lock in the time it was given."""
+
+
 # Tools.
 
 
 class ConfigError(GenDurableError, ValueError):
     """A setting is unknown or impossible; the message names it, its value, the layer it came from and the remedy."""
+
+
+class AddressUnavailable(GenDurableError):
+    """The address for probes is taken, or is none of this machine's."""
 
 
 class RunawayError(GenDurableError):
