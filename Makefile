@@ -21,6 +21,9 @@ $(STAMP): pyproject.toml
 
 install: $(STAMP) ## set up the virtual environment
 
+demo: $(STAMP) ## run the demo: real workers on a private Postgres, one killed on the way
+	$(BIN)/python -m gendurable.demo
+
 test: $(STAMP) ## run the tests against a private Postgres that is started and stopped for them
 	$(BIN)/python -m pytest -n $(JOBS)
 
