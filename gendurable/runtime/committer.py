@@ -116,10 +116,10 @@ class Committer(Loop):
 
 def report(batch: Sequence[Performed], settled: Settled, emit: Callable[[StepCommitted | OutcomeStale], None]) -> None:
     """Say what became of each outcome."""
-    written = {change.id: change for change in settled.written}
+    written = {(change.id, change.fence): change for change in settled.written}
     for performed in batch:
         claim = performed.claim
-        change = written.get(claim.id)
+        change = written.get((claim.id, claim.fence))
         if change is None:
             emit(
                 OutcomeStale(claim.id, claim.queue, claim.fsm, claim.step, performed.change.kind, performed.answer_lost)
