@@ -21,16 +21,24 @@ QUICK = {"lease": "3s", "heartbeat": "500ms", "reap": "500ms", "poll": "200ms", 
 class WorkerProcess:
     """One `gendurable worker`; its log is JSON lines on stderr, kept in a file."""
 
-    def __init__(self, dsn: str, *flags: str, fsms: str = "machines", settings: dict[str, str] | None = None) -> None:
-        """Start it; give `flags` as on the command line and settings that differ from QUICK."""
+    def __init__(
+        self,
+        dsn: str,
+        *flags: str,
+        fsms: str = "machines",
+        settings: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """Start it; `flags` as on the command line, settings that differ from QUICK, those that have no flag."""
         merged = QUICK | (settings or {})
         options = [part for key, value in merged.items() for part in (f"--{key}", value)]
         self._log = tempfile.NamedTemporaryFile(prefix="worker", suffix=".log", delete=False)  # noqa: SIM115
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("GENDURABLE_", "PG"))}
+        ours = {f"GENDURABLE_{key.upper()}": value for key, value in {"dsn": dsn, **(environment or {})}.items()}
+        others = {key: value for key, value in os.environ.items() if not key.startswith(("GENDURABLE_", "PG"))}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gendurable", "worker", "--fsms", fsms, "--log-format", "json", *options, *flags],
             cwd=HERE,
-            env=environment | {"GENDURABLE_DSN": dsn},
+            env=others | ours | {"PYTHONPATH": str(HERE.parent)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._log,
@@ -60,6 +68,11 @@ class WorkerProcess:
         found = until(seen, f"{name} {fields} in the log")
         assert found is not None
         return found
+
+    def let_poll(self, times: int = 3) -> None:
+        """Wait until it has looked for work so many times more; it must log at level debug."""
+        seen = len(self.events("claimed"))
+        until(lambda: len(self.events("claimed")) >= seen + times, f"{times} more polls")
 
     def started(self) -> "WorkerProcess":
         """Wait until it polls, and return it."""
