@@ -320,7 +320,7 @@ def _refuse_misspelt_variables(env: Mapping[str, str], commands: Collection[str]
     known = {
         variable.removeprefix(PREFIX) for key in _KEYS for variable in key.variables if variable.startswith(PREFIX)
     }
-    others = {"CONFIG", "DEBUG", "TEST_DSN", "HYPOTHESIS_PROFILE"}
+    others = {"CONFIG", "DEBUG", "SUPERVISOR", "TEST_DSN", "HYPOTHESIS_PROFILE"}
     prefixes = tuple(f"{command.upper().replace('-', '_')}_" for command in commands)
     for variable in sorted(env):
         name = variable.removeprefix(PREFIX)

@@ -89,6 +89,19 @@ class NoTarget(GenDurableError):
         return f"instance {self.id} has ended or does not exist; the signal was not stored"
 
 
+class NotRetryable(GenDurableError):
+    """An instance that was to run again has not failed."""
+
+    def __init__(self, id: int, status: str) -> None:  # noqa: A002  the column's name
+        """Name the id and where it stands."""
+        super().__init__(id, status)
+        self.id = id
+        self.status = status
+
+    def __str__(self) -> str:
+        return f"instance {self.id} is {self.status}, not failed; only failed instances run again"
+
+
 class InboxFull(GenDurableError):
     """The instance holds as many unread signals as it may."""
 
@@ -127,6 +140,10 @@ class OutcomeUnknown(GenDurableError):
 
 class DatabaseUnavailable(GenDurableError):
     """The database could not be reached."""
+
+
+class DatabaseRefused(GenDurableError):
+    """The database answered with an error that trying again does not mend, such as a right that is missing."""
 
 
 class SchemaMissing(GenDurableError):

@@ -18,10 +18,19 @@ from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChild
 from gendurable.db import store
 from gendurable.db.connection import Connection, one_commit, pipeline
 from gendurable.db.rows import Delivery, Ended, Woken
-from gendurable.errors import DuplicateInstance, InboxFull, InstanceNotFound, InvalidInstance, NoTarget
+from gendurable.errors import (
+    DuplicateInstance,
+    InboxFull,
+    InstanceNotFound,
+    InvalidInstance,
+    NoTarget,
+    NotRetryable,
+)
 
 # A statement's parameters must fit into one protocol message (1 GB) and the server's memory; far below both.
 INSERT_BYTES = 64 * 1024 * 1024
+# What a row costs besides its state: a statement must also end well before its timeout.
+ROW_BYTES = 1024
 
 
 def claim_batch(
@@ -125,7 +134,7 @@ def insert_instance(conn: Connection, new: NewInstance, *, ahead: timedelta = ZE
 
 def insert_instances(conn: Connection, instances: Iterable[NewInstance], *, ahead: timedelta = ZERO) -> list[int]:
     """Insert many instances, all or none; one whose unique key is occupied is skipped."""
-    chunks = _chunks([_check_new(new) for new in instances])
+    chunks = _chunks(check_instances(instances))
     if len(chunks) == 1:
         return store.insert(conn, chunks[0], ahead=ahead).all()
     with conn.transaction():  # the caller's own may be open: then this is a savepoint
@@ -162,6 +171,18 @@ def delivered(id: int, answer: store.Rows[Delivery]) -> Delivery:  # noqa: A002 
     return delivery
 
 
+def retry_instance(conn: Connection, id: int, *, ahead: timedelta = ZERO) -> None:  # noqa: A002  the column's name
+    """Let a failed instance run again; NotRetryable, InstanceNotFound, or DuplicateInstance if its key is taken."""
+    try:
+        if store.retry(conn, id=check_id(id), ahead=ahead).one() is not None:
+            return
+    except psycopg.errors.UniqueViolation:
+        key = read_instance(conn, id).unique_key or b""
+        raise DuplicateInstance(key, store.find_occupant(conn, unique_key=key).one()) from None
+    status = store.get_status(conn, id=id).one()
+    raise InstanceNotFound(id) if status is None else NotRetryable(id, status)
+
+
 def read_instance(conn: Connection, id: int) -> Instance:  # noqa: A002  the column's name
     """Read one instance; InstanceNotFound if there is none."""
     found = store.get_instance(conn, id=check_id(id)).one()
@@ -177,6 +198,13 @@ def check_id(value: object) -> int:
     return value
 
 
+def check_instances(given: object) -> list[NewInstance]:
+    """Return a collection of new instances as a list, or refuse it."""
+    if not isinstance(given, Iterable):
+        raise InvalidInstance(f"instances: {show(given)} is no collection: give a list of what Machine.new(...) returns")
+    return [_check_new(new) for new in given]
+
+
 def _check_new(new: object) -> NewInstance:
     if not isinstance(new, NewInstance):
         raise InvalidInstance(f"{show(new)} is no new instance: give what Machine.new(...) returns")
@@ -188,7 +216,7 @@ def _chunks(instances: list[NewInstance]) -> list[list[NewInstance]]:
     chunks: list[list[NewInstance]] = []
     room = 0
     for new in sorted(instances, key=lambda new: new.unique_key or b""):
-        size = len(new.state)
+        size = len(new.state) + ROW_BYTES
         if not chunks or size > room:
             chunks.append([])
             room = INSERT_BYTES

@@ -1,5 +1,7 @@
 """What the answers of statements are read into, where core has no word for it."""
 
+from datetime import datetime
+
 from attrs import frozen
 
 
@@ -77,3 +79,18 @@ class Unserved:
     fsm: str
     fsm_version: int
     count: int
+
+
+@frozen
+class WorkerRow:
+    """A worker process that is alive, as its row says."""
+
+    id: str
+    name: str
+    host: str
+    pid: int
+    queues: dict[str, int]
+    machines: list[str]
+    started_at: datetime
+    beat_at: datetime
+    expires_at: datetime

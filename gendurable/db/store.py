@@ -16,7 +16,7 @@ from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChildren
 from gendurable.db.connection import Connection
-from gendurable.db.rows import Count, Delivery, Due, Ended, Reaped, ServerFacts, Unserved, Woken
+from gendurable.db.rows import Count, Delivery, Due, Ended, Reaped, ServerFacts, Unserved, Woken, WorkerRow
 from gendurable.db.statements import statement
 
 T = TypeVar("T")
@@ -312,6 +312,11 @@ def deliver(
     )
 
 
+def retry(conn: Connection, *, id: int, ahead: timedelta = ZERO) -> Rows[int]:  # noqa: A002  the column's name
+    """Let a failed instance run again; nothing comes back if it is not failed."""
+    return _scalars(conn, "retry", id=id, ahead=ahead)
+
+
 # Looking.
 
 
@@ -332,10 +337,61 @@ def list_instances(
     fsm: str | None = None,
     queue: str | None = None,
     step: str | None = None,
+    parent: int | None = None,
+    older_than: timedelta | None = None,
+    paths: Sequence[str] = (),
+    values: Sequence[str] = (),
     limit: int,
 ) -> Rows[Instance]:
-    """Read the newest rows that match every filter given."""
-    return _rows(conn, Instance, "list_instances", status=status, fsm=fsm, queue=queue, step=step, limit=limit)
+    """Read the newest rows that match every filter given.
+
+    `paths` are JSON arrays that lead into the state or result, `values` the texts that must be found there.
+    """
+    return _rows(
+        conn,
+        Instance,
+        "list_instances",
+        status=status,
+        fsm=fsm,
+        queue=queue,
+        step=step,
+        parent=parent,
+        older_than=older_than,
+        paths=list(paths),
+        values=list(values),
+        limit=limit,
+    )
+
+
+def list_ids(
+    conn: Connection,
+    *,
+    status: str | None = None,
+    fsm: str | None = None,
+    queue: str | None = None,
+    step: str | None = None,
+    parent: int | None = None,
+    older_than: timedelta | None = None,
+    paths: Sequence[str] = (),
+    values: Sequence[str] = (),
+    after: int = 0,
+    limit: int,
+) -> Rows[int]:
+    """Name the rows above id `after` that match every filter given, oldest first."""
+    return _scalars(
+        conn,
+        "list_ids",
+        status=status,
+        fsm=fsm,
+        queue=queue,
+        step=step,
+        parent=parent,
+        older_than=older_than,
+        paths=list(paths),
+        values=list(values),
+        after=after,
+        limit=limit,
+    )
 
 
 def count_instances(conn: Connection) -> Rows[Count]:
@@ -351,6 +407,16 @@ def count_due(conn: Connection) -> Rows[Due]:
 def count_unserved(conn: Connection) -> Rows[Unserved]:
     """Count due instances of machines that no live worker has."""
     return _rows(conn, Unserved, "count_unserved")
+
+
+def count_old(conn: Connection, *, older_than: timedelta, ahead: timedelta = ZERO) -> Rows[int]:
+    """Count the instances that `gc` would delete."""
+    return _scalars(conn, "count_old", older_than=older_than, ahead=ahead)
+
+
+def list_workers(conn: Connection) -> Rows[WorkerRow]:
+    """Read the worker processes that are alive."""
+    return _rows(conn, WorkerRow, "list_workers")
 
 
 def due_queues(conn: Connection, *, ahead: timedelta = ZERO) -> Rows[str]:

@@ -78,6 +78,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "has_work": lambda c: store.has_work(c, queues=["q"], machines=["f@1"]),
     "server_facts": store.server_facts,
     "due_queues": store.due_queues,
+    "list_ids": lambda c: store.list_ids(c, paths=['["state", "a"]'], values=["1"], limit=1),
+    "list_workers": store.list_workers,
+    "count_old": lambda c: store.count_old(c, older_than=MINUTE),
+    "retry": lambda c: store.retry(c, id=1),
 }
 
 

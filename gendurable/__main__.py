@@ -1,0 +1,6 @@
+"""`python -m gendurable`: the command line."""
+
+from gendurable.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""Commands that create instances and talk to them: insert, signal, wait, retry."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gendurable.cli.database import reading, writing
+from gendurable.cli.failures import CommandFailed, judge
+from gendurable.cli.filters import Filters, filter_options
+from gendurable.cli.invocation import Invocation, pass_invocation
+from gendurable.cli.options import Command, machine_options, takes
+from gendurable.cli.output import confirm, echo, emit, to_json
+from gendurable.cli.parameters import Duration, InstanceId, Instant, Json, Key, Name
+
+if TYPE_CHECKING:
+    from gendurable.config import Config
+    from gendurable.core.fsm import FSM
+    from gendurable.core.instance import Instance, NewInstance
+    from gendurable.db.connection import Connection
+
+# A row that is written by name starts here, as most machines do, with the crash budget that most have.
+FIRST_STEP, QUEUE, MAX_CRASHES = "start", "default", 20
+FIRST_LOOK, LONGEST_PAUSE = 0.01, 0.5
+PAGE = 1000
+
+
+@click.command(cls=Command)
+@click.argument("fsm", type=Name())
+@click.argument("state", type=Json(), required=False, metavar="[STATE_JSON]")
+@click.option("--step", type=Name(), help="The step to begin at.")
+@click.option("--queue", type=Name(), help="The queue it runs in.")
+@click.option("--priority", type=click.IntRange(-(2**15), 2**15 - 1), default=0, help="Less is more urgent.")
+@click.option("--partition-key", type=Key(), help="Only one instance of a key runs at a time.")
+@click.option("--unique-key", type=Key(), help="Refused while another live instance has it.")
+@click.option("--in", "delay", type=Duration(), help="Begin after this time.")
+@click.option("--at", type=Instant(), help="Begin at this time.")
+@click.option("--version", type=click.IntRange(1, 2**31 - 1), help="The machine's version; else the newest, or 1.")
+@click.option("--wait", is_flag=True, help="Wait until it has ended, and print its result.")
+@click.option("--timeout", type=Duration(), help="Do not wait longer than this.")
+@takes(machine_options)
+@pass_invocation
+def insert(
+    invocation: Invocation,
+    /,
+    *,
+    fsm: str,
+    state: Any,
+    delay: timedelta | None,
+    at: datetime | None,
+    version: int | None,
+    wait: bool,
+    timeout: timedelta | None,
+    **options: Any,
+) -> None:
+    """Insert an instance of FSM and print its id.
+
+    STATE_JSON is a JSON object, - for stdin, or @FILE. With machines configured, their classes check it.
+    """
+    if at is not None and delay is not None:
+        raise click.UsageError("--at and --in exclude each other: give one of them")
+    if timeout is not None and not wait:
+        raise click.UsageError("--timeout needs --wait")
+    if state is not None and not isinstance(state, dict):
+        raise click.UsageError("STATE_JSON is no JSON object: give one such as '{\"number\": 42}'")
+    config = invocation.config
+    new = _new_instance(config, fsm, version, state, schedule_at=at, schedule_in=delay, **options)
+    from gendurable.db.operations import insert_instance, read_instance
+    from gendurable.errors import WaitTimeout
+
+    with writing(config) as conn:
+        id_ = insert_instance(conn, new)
+        if not wait:
+            emit({"id": id_}) if invocation.json else echo(str(id_))
+            return
+        if not invocation.json:
+            echo(str(id_))
+    with reading(config) as conn:
+        late = None
+        try:
+            found = _wait_for(conn, id_, _deadline(timeout), timeout)
+        except WaitTimeout as error:
+            late, found = error, read_instance(conn, id_)
+    if invocation.json:
+        emit({"id": id_, "status": found.status, "result": found.result, "last_error": found.last_error})
+    if late is not None:
+        raise late
+    _complain_unless_done([found])
+    if not invocation.json:
+        echo(to_json(found.result))
+
+
+def _new_instance(config: "Config", name: str, version: int | None, state: Any, **options: Any) -> "NewInstance":
+    """Check a new instance by its class where machines are configured, else take it by name."""
+    if config.fsms:
+        return _machine(config, name, version).new(state, **options)
+    from gendurable.core.codec import encode_value
+    from gendurable.core.instance import new_instance
+
+    options["step"] = options["step"] or FIRST_STEP
+    options["queue"] = options["queue"] or QUEUE
+    text = encode_value(state or {}, what="state")
+    return new_instance(fsm=name, fsm_version=version or 1, state=text, max_crashes=MAX_CRASHES, **options)
+
+
+def _machine(config: "Config", name: str, version: int | None) -> "type[FSM[Any]]":
+    from gendurable.core.fsm import definition
+    from gendurable.core.registry import load
+
+    classes = [type(machine) for machine in load(config.fsms)]
+    known = {(definition(each).name, definition(each).version): each for each in classes}
+    wanted = version or max((number for each, number in known if each == name), default=1)
+    if (name, wanted) not in known:
+        names = ", ".join(f"{each} version {number}" for each, number in sorted(known))
+        raise click.UsageError(f"No FSM {name!r} version {wanted} is loaded; there are: {names}")
+    return known[name, wanted]
+
+
+@click.command(cls=Command)
+@click.argument("id", type=InstanceId())
+@click.argument("name", type=Name())
+@click.argument("payload", type=Json(), required=False, metavar="[PAYLOAD_JSON]")
+@click.option("--dedup-key", type=Key(), help="A second signal with this key, while the first is unread, is dropped.")
+@click.pass_context
+def signal(ctx: click.Context, /, id: int, name: str, payload: Any, dedup_key: str | None) -> None:  # noqa: A002
+    """Send the signal NAME to an instance.
+
+    PAYLOAD_JSON is any JSON value, - for stdin, or @FILE; without it {}.
+    """
+    from gendurable.core.codec import encode_value
+    from gendurable.db.connection import one_commit
+    from gendurable.db.operations import delivered, send_signal
+
+    invocation = ctx.ensure_object(Invocation)
+    # A payload of null was given; one that is None was not.
+    is_given = ctx.get_parameter_source("payload") is click.core.ParameterSource.COMMANDLINE
+    content = payload if is_given else {}
+    config = invocation.config
+    encode_value(content, what="payload")  # refused before a connection is opened
+    with writing(config) as conn:
+        with one_commit(conn):
+            answer = send_signal(conn, id, name, content, dedup_key)
+        delivery = delivered(id, answer)
+    if invocation.json:
+        emit({"id": delivery.id, "woke": delivery.woke, "duplicate": delivery.duplicate})
+
+
+@click.command(cls=Command)
+@click.argument("ids", type=InstanceId(), nargs=-1, required=True, metavar="ID…")
+@click.option("--timeout", type=Duration(), help="Do not wait longer than this.")
+@pass_invocation
+def wait(invocation: Invocation, /, ids: Sequence[int], timeout: timedelta | None) -> None:
+    """Wait until instances have ended and print their results."""
+    deadline = _deadline(timeout)
+    with reading(invocation.config) as conn:
+        ended = [_wait_for(conn, id_, deadline, timeout) for id_ in ids]
+    if invocation.json:
+        results = [instance.result for instance in ended]
+        emit(results[0] if len(results) == 1 else results)
+    else:
+        for instance in ended:
+            if instance.status == "done":
+                echo(to_json(instance.result))
+    _complain_unless_done(ended)
+
+
+def _deadline(timeout: timedelta | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout.total_seconds()
+
+
+def _wait_for(conn: "Connection", id_: int, deadline: float | None, timeout: timedelta | None) -> "Instance":
+    from gendurable.core.status import TERMINAL
+    from gendurable.db import store
+    from gendurable.db.operations import read_instance
+    from gendurable.errors import InstanceNotFound, WaitTimeout
+
+    pause = FIRST_LOOK
+    while True:
+        status = store.get_status(conn, id=id_).one()
+        if status is None:
+            raise InstanceNotFound(id_)
+        if status in TERMINAL:
+            return read_instance(conn, id_)
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise WaitTimeout(id_, status, timeout.total_seconds() if timeout else 0.0)
+        time.sleep(pause if left is None else min(pause, left))
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _complain_unless_done(ended: Sequence["Instance"]) -> None:
+    unhappy = [instance for instance in ended if instance.status != "done"]
+    if unhappy:
+        first, others = unhappy[0], len(unhappy) - 1
+        more = f" (and {others} more did not end well)" if others else ""
+        raise CommandFailed(f"instance {first.id} ended {first.status}: {first.last_error}{more}")
+
+
+@click.command(cls=Command)
+@click.argument("ids", type=InstanceId(), nargs=-1, metavar="[ID…]")
+@takes(filter_options)
+@click.option("--dry-run", is_flag=True, help="Only print which ones would run again.")
+@click.option("--yes", is_flag=True, help="Do not ask when filters choose.")
+@pass_invocation
+def retry(invocation: Invocation, /, ids: Sequence[int], dry_run: bool, yes: bool, **given: Any) -> None:
+    """Let failed instances run again, at the step that failed: those named, or all that match the filters."""
+    filters = Filters(**given)
+    if bool(ids) == bool(filters):
+        raise click.UsageError("Name the instances by id, or choose them by filters: one of the two")
+    with writing(invocation.config) as conn:
+        chosen = list(dict.fromkeys(ids)) or list(_failed_ids(conn, filters))
+        if not chosen:
+            raise CommandFailed("no failed instance matches; see `gendurable list --status failed`", 3)
+        if dry_run:
+            done, refused = _would_retry(conn, chosen)
+        else:
+            if not ids and not yes:
+                confirm(f"Run {len(chosen)} failed instances again?")
+            done, refused = _retry_all(conn, chosen)
+    if invocation.json:
+        emit({"would_retry" if dry_run else "retried": done})
+    else:
+        for id_ in done:
+            echo(str(id_))
+    if refused:
+        first, others = refused[0], len(refused) - 1
+        failure = judge(first)
+        more = f" (and {others} more were left as they are)" if others else ""
+        raise CommandFailed(f"{failure.message}{more}", failure.code)
+
+
+def _failed_ids(conn: "Connection", filters: Filters) -> Iterator[int]:
+    from gendurable.db import store
+
+    after = 0
+    while page := store.list_ids(conn, **filters.parameters, status="failed", after=after, limit=PAGE).all():
+        yield from page
+        after = page[-1]
+
+
+def _would_retry(conn: "Connection", ids: Sequence[int]) -> tuple[list[int], list[Exception]]:
+    from gendurable.db import store
+    from gendurable.errors import InstanceNotFound, NotRetryable
+
+    found = {id_: store.get_status(conn, id=id_).one() for id_ in ids}
+    refused: list[Exception] = [
+        InstanceNotFound(id_) if status is None else NotRetryable(id_, status)
+        for id_, status in found.items()
+        if status != "failed"
+    ]
+    return [id_ for id_, status in found.items() if status == "failed"], refused
+
+
+def _retry_all(conn: "Connection", ids: Sequence[int]) -> tuple[list[int], list[Exception]]:
+    """Retry one by one: an instance that cannot run again must not keep the others from it."""
+    from gendurable.db.operations import retry_instance
+    from gendurable.errors import DuplicateInstance, InstanceNotFound, NotRetryable
+
+    done: list[int] = []
+    refused: list[Exception] = []
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    with click.progressbar(ids, label="retrying", file=sys.stderr) if on_terminal else nullcontext(ids) as each:
+        for id_ in each:
+            try:
+                retry_instance(conn, id_)
+                done.append(id_)
+            except (DuplicateInstance, InstanceNotFound, NotRetryable) as error:
+                refused.append(error)
+    return done, refused

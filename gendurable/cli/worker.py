@@ -1,0 +1,41 @@
+"""`gendurable worker`: the daemon."""
+
+import signal
+import sys
+from types import FrameType
+
+import click
+
+from gendurable.cli.invocation import Invocation, pass_invocation
+from gendurable.cli.options import Command, takes, worker_options
+from gendurable.cli.output import note
+
+
+@click.command(cls=Command)
+@takes(worker_options)
+@click.option("--until-idle", is_flag=True, help="End when nothing that could run here is due or running.")
+@click.option("--check-config", is_flag=True, help="Check the configuration, load the machines, and end.")
+@pass_invocation
+def worker(invocation: Invocation, /, until_idle: bool, check_config: bool) -> int:
+    """Run instances: claim, execute, commit, until told to stop."""
+    # Loading takes its time: whoever says stop meanwhile is obeyed, since nothing has begun.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    config = invocation.config
+    if check_config:
+        from gendurable.core.registry import load
+
+        machines = ", ".join(load(config.fsms).capabilities)
+        note(f"the configuration is good; machines: {machines or 'none'}")
+        return 0
+    if config.processes > 1:
+        from gendurable.service.processes import supervise
+
+        return supervise(config, invocation.arguments, until_idle=until_idle)
+    from gendurable.service.run import run_worker
+
+    return run_worker(config, until_idle=until_idle)
+
+
+def _stop(_: int, __: FrameType | None) -> None:
+    sys.exit(0)
