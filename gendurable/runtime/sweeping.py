@@ -41,10 +41,12 @@ def collect_garbage(
     conn: Connection, *, older_than: timedelta, batch: int = BATCH, ahead: timedelta = ZERO
 ) -> Iterator[int]:
     """Delete instances that ended longer ago than `older_than`; yields how many each batch deleted."""
-    after = 0
-    while deleted := store.gc(conn, older_than=older_than, after=after, limit=batch, ahead=ahead).all():
-        after = max(deleted)
-        yield len(deleted)
+    is_done = False
+    while not is_done:  # parents go a pass later than their children
+        is_done, after = True, 0
+        while deleted := store.gc(conn, older_than=older_than, after=after, limit=batch, ahead=ahead).all():
+            is_done, after = False, max(deleted)
+            yield len(deleted)
 
 
 def _ending(row: Reaped) -> Finish:
