@@ -53,7 +53,7 @@ class Probes:
                 f"probes cannot be served on {_shown(host, port)}: {error.strerror or error}; "
                 "stop what listens there, or give another address with --http"
             ) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.2], name="probes", daemon=True)
 
     @property
     def address(self) -> str:
