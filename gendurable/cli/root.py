@@ -21,11 +21,21 @@ COMPLETE = "_GENDURABLE_COMPLETE"
 # In the order of the help: module and function, imported when they are asked for.
 COMMANDS = {
     "worker": "worker:worker",
+    "dev": "dev:dev",
     "migrate": "migrations:migrate",
     "insert": "instances:insert",
     "signal": "instances:signal",
     "wait": "instances:wait",
+    "get": "looking:get",
+    "list": "looking:list_instances",
+    "status": "looking:status",
     "retry": "instances:retry",
+    "gc": "upkeep:gc",
+    "fsms": "settings:fsms",
+    "config": "settings:config",
+    "health": "upkeep:health",
+    "doctor": "doctor:doctor",
+    "completion": "settings:completion",
 }
 
 

@@ -94,3 +94,19 @@ class WorkerRow:
     started_at: datetime
     beat_at: datetime
     expires_at: datetime
+
+
+@frozen
+class Examination:
+    """What is to be known of a server before its health is judged."""
+
+    version: str
+    major: int
+    standby: bool
+    fsync: bool
+    synchronous_commit: bool
+    role: str
+    missing_rights: list[str]
+    clock: datetime
+    never_vacuumed: list[str]
+    connections: int

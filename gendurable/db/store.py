@@ -16,7 +16,7 @@ from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChildren
 from gendurable.db.connection import Connection
-from gendurable.db.rows import Count, Delivery, Due, Ended, Reaped, ServerFacts, Unserved, Woken, WorkerRow
+from gendurable.db.rows import Count, Delivery, Due, Ended, Examination, Reaped, ServerFacts, Unserved, Woken, WorkerRow
 from gendurable.db.statements import statement
 
 T = TypeVar("T")
@@ -417,6 +417,11 @@ def count_old(conn: Connection, *, older_than: timedelta, ahead: timedelta = ZER
 def list_workers(conn: Connection) -> Rows[WorkerRow]:
     """Read the worker processes that are alive."""
     return _rows(conn, WorkerRow, "list_workers")
+
+
+def examine(conn: Connection) -> Rows[Examination]:
+    """Read what a doctor wants to know."""
+    return _rows(conn, Examination, "examine")
 
 
 def due_queues(conn: Connection, *, ahead: timedelta = ZERO) -> Rows[str]:

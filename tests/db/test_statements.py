@@ -80,6 +80,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "due_queues": store.due_queues,
     "list_ids": lambda c: store.list_ids(c, paths=['["state", "a"]'], values=["1"], limit=1),
     "list_workers": store.list_workers,
+    "examine": store.examine,
     "count_old": lambda c: store.count_old(c, older_than=MINUTE),
     "retry": lambda c: store.retry(c, id=1),
 }
@@ -199,6 +200,13 @@ LISTED = re.findall(
 
 def test_the_index_lists_every_statement_once():
     assert sorted(name for name, _, _ in LISTED) == NAMES, "sql/README.md: statement, caller, the index that serves it"
+
+
+def test_the_caller_of_a_statement_calls_it():
+    for name, caller, _ in LISTED:
+        home = PACKAGE / caller
+        modules = home.rglob("*.py") if home.is_dir() else [home]
+        assert any(re.search(rf"\bstore\.{name}\b", path.read_text()) for path in modules), name
 
 
 def test_the_indexes_that_serve_a_statement_exist(conn: Connection):
