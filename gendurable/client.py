@@ -1,5 +1,6 @@
 """Client: insert, signal, get and wait, for processes that run no worker."""
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,20 +12,24 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from gendurable.core.duration import Duration, to_timedelta
 from gendurable.core.instance import Instance, NewInstance
+from gendurable.core.limits import show
 from gendurable.core.status import TERMINAL
 from gendurable.db import store
 from gendurable.db.connection import (
     Connection,
+    Database,
+    EngineConnection,
+    check_dsn,
     check_schema,
-    configure,
     in_schema,
     one_commit,
     one_line,
-    start_up,
     target,
 )
+from gendurable.db.faults import hint, is_passing
 from gendurable.db.operations import (
     check_id,
+    check_instances,
     delivered,
     insert_instance,
     insert_instances,
@@ -33,7 +38,9 @@ from gendurable.db.operations import (
 )
 from gendurable.db.rows import Delivery
 from gendurable.errors import (
+    DatabaseRefused,
     DatabaseUnavailable,
+    GenDurableError,
     InstanceNotFound,
     InvalidInstance,
     OutcomeUnknown,
@@ -43,6 +50,17 @@ from gendurable.errors import (
 
 EMPTY: Mapping[str, Any] = {}
 FIRST_LOOK, LONGEST_PAUSE = 0.01, 0.5
+APPLICATION = "gendurable client"
+
+# The SQLSTATEs with which a session ends: connection exceptions, shutdown, crash of a neighbour.
+_GOODBYES = ("08", "57P01", "57P02", "57P03", "57P05")
+# What our statements meet where the tables are not, or not the newest.
+_NOT_OURS = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.UndefinedObject,
+    psycopg.errors.UndefinedFunction,
+)
 
 
 class Client:
@@ -57,10 +75,11 @@ class Client:
         """Remember where the database is; nothing is opened yet."""
         if dsn is not None and pool is not None:
             raise InvalidInstance("give the client a dsn or a pool, not both")
-        self._schema = check_schema(schema)
-        self._borrowed = pool
-        self._dsn = dsn or _conninfo(pool)
-        self._pool = _own_pool(dsn or "", self._schema)
+        self._borrowed = None if pool is None else _check_pool(pool)
+        self._database = Database(check_dsn("" if dsn is None else dsn), check_schema(schema))
+        self._pool = _own_pool(self._database)
+        self._opening = threading.Lock()
+        self._opened = self._closed = False
 
     def insert(self, new: NewInstance, *, conn: Connection | None = None) -> int:
         """Insert an instance and return its id; DuplicateInstance if its unique key is occupied.
@@ -75,8 +94,9 @@ class Client:
 
         An instance whose unique key is occupied is skipped.
         """
+        checked = check_instances(instances)  # before a connection is taken: the caller's generator may be slow
         with self._writing(conn) as connection:
-            return insert_instances(connection, instances)
+            return insert_instances(connection, checked)
 
     def signal(
         self,
@@ -124,7 +144,9 @@ class Client:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def close(self) -> None:
-        """Close the client's own connections."""
+        """Close the client's own connections; it can no longer be used, except with `conn`."""
+        with self._opening:
+            self._closed = True
         self._pool.close()
 
     def __enter__(self) -> Self:
@@ -141,73 +163,114 @@ class Client:
         try:
             with self._connection(conn) as used:
                 yield used
-        except psycopg.OperationalError as error:
+        except psycopg.Error as error:
             # Out here, since a borrowed connection commits on its way back to its pool.
-            if conn is None and used is not None and used.closed:
+            if conn is not None:
+                raise  # the caller's transaction is the caller's to judge
+            if used is not None and _is_lost(used, error):
                 raise OutcomeUnknown(
                     "the connection was lost while the write was under way, so it may or may not have been "
                     "committed: look before you repeat it (a unique or dedup key makes repeating safe); "
                     f"{one_line(error)}"
                 ) from error
-            raise
+            raise self._judged(error) from error
 
     @contextmanager
     def _reading(self, conn: Connection | None) -> Iterator[Connection]:
-        used: Connection | None = None
         try:
             with self._connection(conn) as used:
                 yield used
-        except psycopg.OperationalError as error:
-            if conn is None and used is not None and used.closed:
-                raise self._unavailable(error) from error
-            raise
+        except psycopg.Error as error:
+            if conn is not None:
+                raise
+            raise self._judged(error) from error
 
     @contextmanager
     def _connection(self, conn: Connection | None) -> Iterator[Connection]:
         """A connection with our search path: the caller's, a borrowed one, or one of our own."""
-        if conn is not None and not isinstance(conn, psycopg.Connection):
-            raise InvalidInstance(f"conn: {type(conn).__name__} is no psycopg.Connection (an async one will not do)")
         try:
             if conn is not None:
-                with in_schema(conn, self._schema):
+                with in_schema(_check_conn(conn), self._database.schema):
                     yield conn
             elif self._borrowed is not None:
-                with self._borrowed.connection() as borrowed, in_schema(borrowed, self._schema):
+                with self._borrowed.connection() as borrowed, in_schema(borrowed, self._database.schema):
                     yield borrowed
             else:
-                self._pool.open()
+                self._open()
                 with self._pool.connection() as own:
                     yield own
         except PoolClosed as error:
-            raise DatabaseUnavailable(f"this client's connections are closed: make a new one ({error})") from error
+            raise DatabaseUnavailable(f"the pool is not open ({error}): open it, or make a new client") from error
         except PoolTimeout as error:
-            raise self._unavailable(error) from error
-        except psycopg.errors.UndefinedTable as error:
+            raise self._without_connection(error) from error
+        except _NOT_OURS as error:
             raise SchemaMissing(
-                f"schema {self._schema!r} has no gendurable tables: run `gendurable migrate up` ({one_line(error)})"
+                f"schema {self._database.schema!r} has no gendurable tables, or old ones: run `gendurable migrate up` "
+                f"({one_line(error)})"
             ) from error
 
-    def _unavailable(self, error: BaseException) -> DatabaseUnavailable:
-        return DatabaseUnavailable(f"cannot reach {target(self._dsn)}: {one_line(error)}; is the server running?")
+    def _open(self) -> None:
+        """Open our pool; first see that the server answers, since a pool keeps the reason why not to itself."""
+        with self._opening:
+            if self._closed:
+                raise DatabaseUnavailable("this client is closed: make a new one")
+            if not self._opened:
+                self._database.connect(APPLICATION).close()
+                self._pool.open()
+                self._opened = True
+
+    def _without_connection(self, error: PoolTimeout) -> DatabaseUnavailable:
+        if self._borrowed is not None:
+            return DatabaseUnavailable(f"the pool has no connection to give: {one_line(error)}")
+        try:
+            self._database.connect(APPLICATION).close()
+        except DatabaseUnavailable as reason:
+            return reason
+        return DatabaseUnavailable(
+            f"all {self._pool.max_size} connections of this client were busy for {self._pool.timeout:g} s: "
+            "use a larger pool of your own (pool=...), or find out what they wait for"
+        )
+
+    def _judged(self, error: psycopg.Error) -> GenDurableError:
+        """Say what an error of the database means for whoever called; nothing was written."""
+        if is_passing(error):
+            where = target(self._database.dsn) if self._borrowed is None else "the database"
+            return DatabaseUnavailable(f"{where} cannot do this now: {one_line(error)}; try again{hint(error)}")
+        return DatabaseRefused(f"the database refused: {one_line(error)} (SQLSTATE {error.sqlstate})")
 
 
-def _own_pool(dsn: str, schema: str) -> "ConnectionPool[Any]":
+def _own_pool(database: Database) -> "ConnectionPool[Any]":
     return ConnectionPool(
-        dsn,
-        kwargs={"autocommit": True, **start_up(dsn, "gendurable client")},
+        database.dsn,
+        connection_class=EngineConnection,
+        kwargs=database.parameters(APPLICATION),
         min_size=0,
         max_size=10,
         open=False,
         timeout=5,
-        name="gendurable client",
-        configure=lambda conn: configure(conn, schema),
+        name=APPLICATION,
+        configure=database.set_up,
         check=ConnectionPool.check_connection,
     )
 
 
-def _conninfo(pool: "ConnectionPool[Any] | None") -> str:
-    """Where a borrowed pool connects to, for messages; a pool may also compute that for each connection."""
-    return pool.conninfo if pool is not None and isinstance(pool.conninfo, str) else ""
+def _check_conn(conn: object) -> Connection:
+    if not isinstance(conn, psycopg.Connection):
+        raise InvalidInstance(f"conn: {show(conn)} is no psycopg.Connection (an async one will not do)")
+    if conn.closed:
+        raise InvalidInstance("conn: the connection is closed; give an open one")
+    return conn
+
+
+def _check_pool(pool: object) -> "ConnectionPool[Any]":
+    if not isinstance(pool, ConnectionPool):
+        raise InvalidInstance(f"pool: {show(pool)} is no psycopg_pool.ConnectionPool (an async one will not do)")
+    return pool
+
+
+def _is_lost(conn: Connection, error: psycopg.Error) -> bool:
+    """Tell whether the session broke under its statement; a server that says goodbye is heard before it hangs up."""
+    return conn.closed or (error.sqlstate or "").startswith(_GOODBYES)
 
 
 def _check_timeout(value: Duration) -> float:

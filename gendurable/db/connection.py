@@ -13,6 +13,7 @@ from attrs import field, frozen
 from psycopg import capabilities, pq, sql
 from psycopg.abc import RV, PQGen
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import tuple_row
 
 from gendurable.errors import DatabaseUnavailable, InvalidInstance
 
@@ -30,6 +31,18 @@ def check_schema(schema: str | None) -> str:
     if not data or b"\0" in data or len(data) > MAX_IDENTIFIER_BYTES or data.decode() != name:
         raise InvalidInstance(f"schema: {schema!r} is no schema name: give 1 to {MAX_IDENTIFIER_BYTES} bytes of text")
     return name
+
+
+def check_dsn(dsn: str) -> str:
+    """Return the DSN; InvalidInstance if libpq would not understand it, without its text, which may hold a password."""
+    try:
+        conninfo_to_dict(dsn)
+    except (psycopg.ProgrammingError, TypeError, AttributeError, ValueError):
+        raise InvalidInstance(
+            "dsn: not understood: write postgresql://user@host/db or libpq's key=value form (it is not shown here, "
+            "since it may hold a password)"
+        ) from None
+    return dsn
 
 
 def search_path(schema: str) -> str:
@@ -73,31 +86,32 @@ class Database:
         The server gives up on a statement after `statement_timeout`; should its answer not come, we do a little later,
         or after `patience`.
         """
+        check_dsn(self.dsn)
         try:
-            conn = EngineConnection.connect(
-                self.dsn,
-                autocommit=True,
-                prepare_threshold=5 if self.prepare else None,
-                **start_up(self.dsn, application, self.connect_timeout),
-            )
+            conn = EngineConnection.connect(self.dsn, **self.parameters(application))
         except psycopg.OperationalError as error:
             raise DatabaseUnavailable(f"cannot connect to {target(self.dsn)}: {one_line(error)}") from error
-        except psycopg.ProgrammingError as error:
-            raise InvalidInstance(
-                f"the DSN is not understood: {one_line(error)}; write postgresql://user@host/db or libpq's key=value "
-                "form"
-            ) from None
         conn.patience = patience or self.statement_timeout.total_seconds() + 5
         try:
-            configure(conn, self.schema)
-            limits = {"statement_timeout": self.statement_timeout, "lock_timeout": lock_timeout}
-            for setting, limit in limits.items():
-                if limit is not None:
-                    conn.execute("select set_config(%s, %s, false)", [setting, f"{limit // MILLISECOND}ms"])
+            self.set_up(conn)
+            if lock_timeout is not None:
+                conn.execute("select set_config('lock_timeout', %s, false)", [f"{lock_timeout // MILLISECOND}ms"])
         except psycopg.Error as error:
             conn.close()
             raise DatabaseUnavailable(f"lost {target(self.dsn)} while connecting: {one_line(error)}") from error
         return conn
+
+    def parameters(self, application: str) -> dict[str, Any]:
+        """What a connection is opened with, by us or by a pool."""
+        prepare_threshold = 5 if self.prepare else None
+        others = start_up(self.dsn, application, self.connect_timeout)
+        return {"autocommit": True, "prepare_threshold": prepare_threshold, **others}
+
+    def set_up(self, conn: Connection) -> None:
+        """Make a new connection ready for the engine's statements."""
+        configure(conn, self.schema)
+        limit = f"{self.statement_timeout // MILLISECOND}ms"
+        conn.execute("select set_config('statement_timeout', %s, false)", [limit])
 
 
 def connect(dsn: str, *, schema: str | None = None, application: str = "gendurable") -> Connection:
@@ -120,19 +134,31 @@ def configure(conn: Connection, schema: str) -> None:
 
 @contextmanager
 def in_schema(conn: Connection, schema: str) -> Iterator[None]:
-    """Run statements on a caller's own connection, inside its transaction, with our search path for that long.
+    """Run statements on a caller's own connection, inside its transaction, with our settings for that long.
 
-    The caller's path waits in a setting of ours, so that it need not travel. After an error the savepoint that
-    `transaction()` made takes both settings back.
+    The caller's settings wait in settings of ours, so that they need not travel. After an error the savepoint that
+    `transaction()` made takes them all back.
     """
-    with conn.transaction():
-        conn.execute(
-            "select set_config('gendurable.search_path', current_setting('search_path'), true),"
-            " set_config('search_path', %s, true)",
-            [search_path(schema)],
-        )
-        yield
-        conn.execute("select set_config('search_path', current_setting('gendurable.search_path'), true)")
+    factory, conn.cursor_factory = conn.cursor_factory, psycopg.Cursor  # theirs may write parameters another way
+    run = psycopg.Cursor(conn, row_factory=tuple_row).execute
+    try:
+        if not conn.autocommit and conn.info.transaction_status == pq.TransactionStatus.IDLE:
+            # Begins the caller's transaction: an outermost `transaction()` would commit on its way out.
+            run("select 1")
+        with conn.transaction():
+            run(
+                "select set_config('gendurable.search_path', current_setting('search_path'), true),"
+                " set_config('gendurable.datestyle', current_setting('DateStyle'), true),"
+                " set_config('search_path', %s, true), set_config('DateStyle', 'ISO', true)",
+                [search_path(schema)],
+            )
+            yield
+            run(
+                "select set_config('search_path', current_setting('gendurable.search_path'), true),"
+                " set_config('DateStyle', current_setting('gendurable.datestyle'), true)"
+            )
+    finally:
+        conn.cursor_factory = factory
 
 
 @contextmanager

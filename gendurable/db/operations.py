@@ -30,7 +30,7 @@ from gendurable.errors import (
 # A statement's parameters must fit into one protocol message (1 GB) and the server's memory; far below both.
 INSERT_BYTES = 64 * 1024 * 1024
 # What a row costs besides its state: a statement must also end well before its timeout.
-ROW_BYTES = 1024
+ROW_BYTES = 4096
 
 
 def claim_batch(
@@ -201,7 +201,7 @@ def check_id(value: object) -> int:
 def check_instances(given: object) -> list[NewInstance]:
     """Return a collection of new instances as a list, or refuse it."""
     if not isinstance(given, Iterable):
-        raise InvalidInstance(f"instances: {show(given)} is no collection: give a list of what Machine.new(...) returns")
+        raise InvalidInstance(f"instances: {show(given)} is no collection: give a list of Machine.new(...) values")
     return [_check_new(new) for new in given]
 
 
