@@ -69,7 +69,8 @@ class Loop(ABC):
 
     def join(self, timeout: float) -> bool:
         """Wait for the loop to end and tell whether it has."""
-        self._thread.join(timeout)
+        if self._thread.ident is not None:  # one that was never started has ended
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
     @property
@@ -87,8 +88,10 @@ class Loop(ABC):
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
+            while True:
                 self._bell.clear()
+                if self._stopping:  # after clearing the bell: `stop` may have rung it a moment ago
+                    break
                 rest = self._round()
                 self._expected = monotonic() + rest
                 if rest > 0:
