@@ -45,13 +45,13 @@ from cattrs import Converter
 from cattrs.cols import list_structure_factory, mapping_structure_factory
 from cattrs.disambiguators import create_default_dis_func
 from cattrs.errors import (
-    CattrsError,
+    BaseValidationError,
     ClassValidationError,
     ForbiddenExtraKeysError,
     IterableValidationError,
+    IterableValidationNote,
     StructureHandlerNotFoundError,
 )
-from cattrs.gen import make_hetero_tuple_structure_fn
 
 from gendurable.core.limits import DEFAULT_LIMITS, Limits, show
 from gendurable.errors import DefinitionError, InvalidState, UndecodableRow, Unstorable, describe
@@ -334,7 +334,7 @@ class StateCodec(Generic[S]):
     def _structure(self, plain: Any, *, strict: bool) -> S:
         try:
             state: S = self._reader(strict=strict)(plain, self.state_class)
-        except (CattrsError, _Misfit, RecursionError) as error:
+        except (BaseValidationError, _Misfit, RecursionError) as error:
             raise InvalidState(_first_failure(error)) from error
         return state
 
@@ -507,19 +507,34 @@ def _array_reader(cl: Any, converter: Converter) -> _Reader:
     make = _ARRAYS[get_origin(cl) or cl]
     args = get_args(cl)
     if get_origin(cl) is tuple and args and args[-1] is not Ellipsis:
-        return _fixed_tuple_reader(len(args), make_hetero_tuple_structure_fn(cl, converter))
+        return _fixed_tuple_reader(args, converter)
     as_list: Any = GenericAlias(list, args[:1] or (Any,))
     read = _only(list, list_structure_factory(as_list, converter))
     return read if make is list else lambda value, cl: make(read(value, cl))
 
 
-def _fixed_tuple_reader(length: int, read: _Reader) -> _Reader:
-    def guarded(value: Any, cl: Any) -> Any:
-        if type(value) is not list or len(value) != length:
-            raise _Misfit(f"a list of {length} items", value)
-        return read(value, cl)
+def _fixed_tuple_reader(kinds: tuple[Any, ...], converter: Converter) -> _Reader:
+    try:
+        readers = [(kind, converter.get_structure_hook(kind)) for kind in kinds]
+    except RecursionError:  # a class that contains itself: look when it is read
+        readers = [(kind, converter.structure) for kind in kinds]
 
-    return guarded
+    def read(value: Any, cl: Any) -> Any:
+        if type(value) is not list or len(value) != len(readers):
+            raise _Misfit(f"a list of {len(readers)} items", value)
+        items = []
+        failures = []
+        for index, (kind, read_item) in enumerate(readers):
+            try:
+                items.append(read_item(value[index], kind))
+            except Exception as error:  # noqa: BLE001  gathered, as cattrs does for lists
+                error.add_note(IterableValidationNote(f"index {index}", index, kind))
+                failures.append(error)
+        if failures:
+            raise IterableValidationError(f"while reading {cl!r}", failures, cl)
+        return tuple(items)
+
+    return read
 
 
 def _flag_reader(_cl: Any) -> _Reader:

@@ -253,6 +253,7 @@ class Node:
     children: "list[Node]" = attrs.field(factory=list)
     next: "Node | None" = None
     named: "dict[str, Node]" = attrs.field(factory=dict)
+    pair: "tuple[int, Node] | None" = None
 
 
 @attrs.frozen
@@ -321,7 +322,7 @@ FIELDS = [
     (Card | Cash, Cash(1), {"amount": 1}),
     (list[Card | Cash | None], [Card("1"), None], [{"number": "1"}, None]),
     (Opened | Closed, Closed(1), {"at": 1, "kind": "closed"}),
-    (Node, Node(1, [Node(2)], Node(3), {"a": Node(4)}), ...),
+    (Node, Node(1, [Node(2)], Node(3), {"a": Node(4)}, (5, Node(6))), ...),
 ]
 
 
@@ -361,6 +362,7 @@ def test_a_field_comes_back_as_it_was(make, kind, value, stored):
         (list, "12", "expected a list"),
         (set[str], "ab", "expected a list"),
         (tuple[int, str], [1], "expected a list of 2 items, got [1]"),
+        (tuple[int, str], {"a": 1}, "expected a list of 2 items, got {'a': 1}"),
         (dict[str, int], [], "expected an object, got []"),
         (dict, [], "expected an object"),
         (datetime, "yesterday", "expected an ISO date and time, got 'yesterday'"),
@@ -408,6 +410,12 @@ def test_a_field_of_the_wrong_type_is_refused(kind, value, complaint):
             {"number": 1, "lines": [{"sku": "a", "price": 1}, {"sku": "b", "price": "abc"}]},
             "state.lines[1].price: expected an integer, got 'abc'",
         ),
+        (
+            Node,
+            {"value": 1, "pair": ["x", {"value": "y"}]},
+            "state.pair[0]: expected an integer, got 'x' (and 1 more)",
+        ),
+        (Node, {"value": 1, "pair": [1, {"value": "y"}]}, "state.pair[1].value: expected an integer, got 'y'"),
         (
             Order,
             {"number": 1, "lines": [Line("a", 1), Line("b", None)]},
