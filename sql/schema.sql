@@ -35,6 +35,7 @@ create table gen_durable (
   inserted_at timestamp with time zone not null default now(),
   updated_at timestamp with time zone not null default now(),
   constraint gen_durable_pkey PRIMARY KEY (id),
+  constraint gen_durable_scope_without_holes CHECK (unique_scope = '{}'::durable_status[] OR unique_scope @> '{runnable,executing,awaiting_signal,awaiting_children}'::durable_status[]),
   constraint gen_durable_parent_id_fkey FOREIGN KEY (parent_id) REFERENCES gen_durable(id) ON DELETE SET NULL
 );
 

@@ -10,6 +10,7 @@ from gendurable.core.duration import ZERO
 from gendurable.core.limits import error_text
 from gendurable.core.status import Status
 from gendurable.core.transition import Finish, Transition
+from gendurable.db import store
 from gendurable.db.connection import Connection, one_line
 from gendurable.db.faults import is_refusal
 from gendurable.db.operations import commit
@@ -41,15 +42,28 @@ def settle(
     except psycopg.Error as error:
         if not is_refusal(error):
             raise
-        if len(changes) > 1:
-            middle = len(changes) // 2
-            return settle(conn, changes[:middle], ahead=ahead) + settle(
-                conn, changes[middle:], unlock=unlock, ahead=ahead
-            )
-        committed = commit(conn, [_ending(changes[0], error)], unlock=unlock, ahead=ahead)
+        if len(changes) == 1:
+            return _end(conn, changes[0], error, unlock=unlock, ahead=ahead)
+        middle = len(changes) // 2
+        first = settle(conn, changes[:middle], ahead=ahead)
+        return first + settle(conn, changes[middle:], unlock=unlock, ahead=ahead)
     return Settled(committed.written, committed.woken)
 
 
-def _ending(change: Transition, error: psycopg.Error) -> Finish:
-    reason = error_text(f"Unstorable: the database refused the outcome: {one_line(error)}")
-    return Finish(change.id, change.fence, Status.FAILED, None, reason)
+def _end(
+    conn: Connection, change: Transition, error: psycopg.Error, *, unlock: str | None, ahead: timedelta
+) -> Settled:
+    # Only the message: the detail of a violated constraint shows the whole row.
+    words = error.diag.message_primary or one_line(error)
+    reason = error_text(f"Unstorable: the database refused the outcome: {words}")
+    ending = Finish(change.id, change.fence, Status.FAILED, None, reason)
+    try:
+        committed = commit(conn, [ending], unlock=unlock, ahead=ahead)
+    except psycopg.Error as second:
+        if not is_refusal(second):
+            raise
+        # Not even that: the row is left to its lease, so that its neighbours can go on.
+        if unlock is not None:
+            store.unlock_partition(conn, key=unlock)
+        return Settled()
+    return Settled(committed.written, committed.woken)

@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from datetime import timedelta
 
+import psycopg
+
 from gendurable.core.duration import ZERO
 from gendurable.core.status import Status
 from gendurable.core.transition import Finish
 from gendurable.db import store
 from gendurable.db.connection import Connection
+from gendurable.db.faults import is_locked, is_refusal
 from gendurable.db.operations import commit
 from gendurable.db.rows import Reaped, Woken
 
@@ -20,8 +23,9 @@ def reap_expired(conn: Connection, *, worker: str, lease: timedelta, ahead: time
     reaped: list[Reaped] = []
     while batch := store.reap(conn, worker=worker, limit=BATCH, lease=lease, ahead=ahead).all():
         reaped += batch
-        if spent := [_ending(row) for row in batch if row.spent]:
-            commit(conn, spent, ahead=ahead)
+        for row in batch:
+            if row.spent:
+                _end(conn, row, ahead)
         if len(batch) < BATCH:
             break
     return reaped
@@ -49,6 +53,14 @@ def collect_garbage(
             yield len(deleted)
 
 
-def _ending(row: Reaped) -> Finish:
+def _end(conn: Connection, row: Reaped, ahead: timedelta) -> None:
+    """End an instance whose crash budget is spent; if that cannot be, it stays our claim and expires again.
+
+    Each alone: a parent that somebody holds, or whatever makes the database refuse, must not keep others waiting.
+    """
     reason = f"the worker died {row.crashes} times in a row in step {row.step!r}; nothing more is tried"
-    return Finish(row.id, row.fence, Status.FAILED, None, reason, row.crashes)
+    try:
+        commit(conn, [Finish(row.id, row.fence, Status.FAILED, None, reason, row.crashes)], ahead=ahead)
+    except psycopg.Error as error:
+        if not (is_locked(error) or is_refusal(error)):
+            raise

@@ -48,7 +48,12 @@ create table gen_durable (
     (case when unique_key is not null and status = any (unique_scope) then unique_key end) stored,
 
   inserted_at      timestamptz not null default now(),
-  updated_at       timestamptz not null default now()
+  updated_at       timestamptz not null default now(),
+
+  -- A row that could leave its scope and come back while it lives would meet the key's new holder there, and the claim,
+  -- sweep or join that moved it would fail for all the others in its batch.
+  constraint gen_durable_scope_without_holes
+    check (unique_scope = '{}' or unique_scope @> '{runnable,executing,awaiting_signal,awaiting_children}')
 );
 
 comment on column gen_durable.step is 'the step that runs next; while parked, the step that runs once woken';
