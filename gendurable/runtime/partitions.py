@@ -1,16 +1,16 @@
 """Partitions: dedicated connections, one per running partitioned step, whose sessions hold the keys' locks."""
 
+import secrets
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing
 from time import monotonic
-
-import psycopg
 
 from gendurable.db import store
 from gendurable.db.connection import Connection
 
 IDLE = 10.0
+GLANCE = 0.2
 PROBE_KEY = "gendurable: do session locks hold here?"
 
 
@@ -35,11 +35,13 @@ class LockConnections:
         """How many connections are open and unused."""
         return len(self._idle)
 
-    def acquire(self) -> Connection:
-        """Return a connection for one step; waits while all are in use. Raises if the database is out of reach."""
-        self.waiting += 1
-        self._permits.acquire()
-        self.waiting -= 1
+    def acquire(self, give_up: threading.Event) -> Connection | None:
+        """Return a connection for one step; waits while all are in use, None if told to give up before there is one.
+
+        Raises if the database is out of reach.
+        """
+        if not self._permitted(give_up):
+            return None
         try:
             conn = self._pop()
             if conn is None:
@@ -47,7 +49,8 @@ class LockConnections:
         except BaseException:
             self._permits.release()
             raise
-        self.used += 1
+        with self._lock:
+            self.used += 1
         return conn
 
     def release(self, conn: Connection, *, clean: bool) -> None:
@@ -69,6 +72,18 @@ class LockConnections:
         for conn in old:
             conn.close()
 
+    def _permitted(self, give_up: threading.Event) -> bool:
+        with self._lock:
+            self.waiting += 1
+        try:
+            while not give_up.is_set():
+                if self._permits.acquire(timeout=GLANCE):
+                    return True
+            return False
+        finally:
+            with self._lock:
+                self.waiting -= 1
+
     def _pop(self) -> Connection | None:
         with self._lock:
             return self._idle.pop()[1] if self._idle else None
@@ -80,25 +95,20 @@ def check_session_locks(connect: Callable[[], Connection]) -> str | None:
     A transaction pooler hands each transaction to any of its sessions: the same lock is then granted to two clients,
     and stays behind when both have left.
     """
-    first = connect()
-    try:
+    # A key of its own each time: what an earlier probe left in a pooler's session must not answer for this one.
+    key = f"{PROBE_KEY} {secrets.token_hex(8)}"
+    with closing(connect()) as first, closing(connect()) as second:
         pids = {_backend(first) for _ in range(5)}
         if len(pids) > 1:
             return "the server session changes from one transaction to the next"
-        if not store.lock_partition(first, key=PROBE_KEY).one():
-            return None  # another worker is probing: the lock holds for it, so it will for us
-        second = connect()
-        try:
-            if store.lock_partition(second, key=PROBE_KEY).one():
-                return "two connections were granted the same session lock"
-        finally:
-            second.close()
-        if not store.unlock_partition(first, key=PROBE_KEY).one():
+        held = store.lock_partition(first, key=key).one()
+        if store.lock_partition(second, key=key).one():
+            store.unlock_partition(second, key=key)
+            store.unlock_partition(first, key=key)
+            return "two connections were granted the same session lock"
+        if not held or not store.unlock_partition(first, key=key).one():
             return "a session lock was gone in the next transaction"
         return None
-    finally:
-        with suppress(psycopg.Error):
-            first.close()
 
 
 def _backend(conn: Connection) -> int:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from time import monotonic
+from time import monotonic, sleep
 
 import psycopg
 from attrs import frozen
@@ -40,6 +40,7 @@ class Runner:
     submit: Callable[[Performed], None]
     on_settled: OnSettled
     on_contended: Callable[[Claim], None]
+    on_unstarted: Callable[[Claim], None]
     learn: Callable[[Claim, float], None]
     stopping: threading.Event
 
@@ -105,21 +106,23 @@ class Runner:
         while True:
             conn: Connection | None = None
             try:
-                conn = self.locks.acquire()
+                conn = self.locks.acquire(self.stopping)
+                if conn is None:
+                    self.on_unstarted(claim)
+                    return None
                 if store.lock_partition(conn, key=key).one():
                     return conn
                 self._bounce(conn, claim)
             except Exception as error:
                 if conn is not None:
                     self.locks.release(conn, clean=False)
+                    self.locks.close_idle(0)  # what broke this one broke them all, more likely than not
                 if not is_passing(error):
                     raise
                 pause = jittered(min(FIRST_SETBACK * 2 ** min(failures, 10), LONGEST_SETBACK))
                 failures += 1
                 self.emit(DatabaseUnavailable("locks", one_line(error), pause))
-                if self.stopping.wait(pause):
-                    self.on_settled([claim], frozenset())
-                    return None
+                self.stopping.wait(pause)
             else:
                 self.locks.release(conn, clean=True)
                 return None
@@ -142,7 +145,7 @@ class Runner:
                 if conn.closed or not is_passing(error):
                     raise
                 failures += 1
-                self.stopping.wait(jittered(min(FIRST_SETBACK * 2 ** min(failures, 10), LONGEST_SETBACK)))
+                sleep(jittered(min(FIRST_SETBACK * 2 ** min(failures, 10), LONGEST_SETBACK)))
                 continue
             self.emit(BatchCommitted(1, monotonic() - started))
             report([performed], settled, self.emit)

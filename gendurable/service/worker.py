@@ -89,6 +89,8 @@ class Worker:
             submit=self._committer.submit,
             on_settled=self._settled,
             on_contended=lambda claim: self.pollers[claim.queue].avoid(claim.partition_key or ""),
+            # Closed by then: whoever drains finds it there and gives it back.
+            on_unstarted=lambda claim: self.pollers[claim.queue].slots.offer([claim]),
             learn=lambda claim, seconds: self.pollers[claim.queue].prefetch.learn(seconds),
             stopping=self._stopping,
         )

@@ -1,0 +1,331 @@
+"""Partition keys through real workers: one at a time, in order, whatever happens to processes and sessions."""
+
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import Gated, Noop, Quitter, Scene
+from pooler import PGBOUNCER, Choice, Pooler, pgbouncer
+from stage import Note, Stage
+from support import row, until
+from workers import WorkerProcess, worker
+
+from gendurable import Client
+from gendurable.core.instance import NewInstance
+from gendurable.db import store
+from gendurable.db.connection import Connection
+
+DEBUG = ("--log-level", "debug")
+# A lease that the reaper takes away soon after a kill.
+SHORT = {"lease": "1500ms", "heartbeat": "500ms", "reap": "200ms"}
+
+
+def gated(stage: Stage, key: str | None, gate: str = "", **about: Any) -> NewInstance:
+    return Gated.new(Scene(str(stage.folder), gate=gate), partition_key=key, **about)
+
+
+def insert(client: Client, *instances: NewInstance) -> list[int]:
+    """Insert in this order; the ids tell it."""
+    return [client.insert(new) for new in instances]
+
+
+def done(conn: Connection, ids: Sequence[int]) -> int:
+    query = "select count(*) from gen_durable where id = any(%s) and status = 'done'"
+    [(count,)] = conn.execute(query, [list(ids)]).fetchall()
+    return int(count)
+
+
+def until_done(conn: Connection, ids: Sequence[int]) -> None:
+    until(lambda: done(conn, ids) == len(ids), f"all {len(ids)} done")
+
+
+def claims(conn: Connection, ids: Sequence[int]) -> int:
+    """How many times these were claimed, or taken away again."""
+    [(count,)] = conn.execute("select sum(fence) from gen_durable where id = any(%s)", [list(ids)]).fetchall()
+    return int(count)
+
+
+def locks(conn: Connection) -> int:
+    """How many advisory locks are held in this database."""
+    query = """select count(*) from pg_locks
+               where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())"""
+    [(count,)] = conn.execute(query).fetchall()
+    return int(count)
+
+
+def lock_sessions(conn: Connection) -> list[int]:
+    query = """select pid from pg_stat_activity
+               where application_name = 'gendurable lock' and datname = current_database()"""
+    return [pid for (pid,) in conn.execute(query)]
+
+
+def kill_session(conn: Connection, pid: int) -> None:
+    conn.execute("select pg_terminate_backend(%s)", [pid])
+    until(lambda: pid not in lock_sessions(conn), "the end of the session")
+
+
+def assert_one_at_a_time(notes: Iterable[Note]) -> None:
+    """Whoever enters finds nobody inside, except for those whose process was killed there."""
+    inside: list[Note] = []
+    for note in notes:
+        if note["what"] == "entered":
+            assert not inside, f"{note} while {inside}"
+            inside.append(note)
+        elif note["what"] == "left":
+            inside = [other for other in inside if other["id"] != note["id"]]
+        else:
+            inside = [other for other in inside if other["pid"] != note["victim"]]
+
+
+def order(notes: Iterable[Note]) -> list[int]:
+    """The ids in the order in which they were executed; one that was executed again at once counts once."""
+    return [id for id, _ in groupby(note["id"] for note in notes if note["what"] == "entered")]
+
+
+def test_a_key_runs_one_at_a_time_and_in_strict_order_on_two_workers_that_are_killed(
+    dsn: str, client: Client, conn: Connection, stage: Stage
+):
+    past = datetime.now(UTC) - timedelta(hours=1)
+    place: dict[int, tuple[str, int, int]] = {}
+    for key in ("red", "green", "blue"):
+        for number in range(8):
+            # Neither urgency nor age follows the order of the ids.
+            priority, age = (number * 3) % 2, (number * 5) % 4
+            gate = "hang" if number == 3 else ""
+            new = gated(stage, key, gate, priority=priority, eligible_at=past + timedelta(minutes=age))
+            place[client.insert(new)] = (key, priority, age)
+    stage.open("hang.1")  # the first execution of those three hangs until its worker is killed, the second does not
+    with ExitStack() as stack:
+        running: dict[int, WorkerProcess] = {}
+
+        def start() -> None:
+            started = stack.enter_context(worker(dsn, "--queues", "default=4", settings=SHORT))
+            running[started.pid] = started
+
+        def hanging() -> list[int]:
+            left = {note["id"] for note in stage.notes("left")}
+            return [n["pid"] for n in stage.notes("entered") if n["id"] not in left and n["pid"] in running]
+
+        start()
+        start()
+        while True:
+            until(lambda: hanging() or done(conn, list(place)) == len(place), "a step that hangs, or the end")
+            if done(conn, list(place)) == len(place):
+                break
+            for pid in set(hanging()):
+                running.pop(pid).kill()
+                stage.note("killed", victim=pid)
+                start()
+    assert stage.notes("killed")
+    for key in ("red", "green", "blue"):
+        notes = [note for note in stage.notes() if note["what"] == "killed" or place[note["id"]][0] == key]
+        assert_one_at_a_time(notes)
+        mine = [id for id in place if place[id][0] == key]
+        assert order(notes) == sorted(mine, key=lambda each: (*place[each][1:], each))
+
+
+def test_a_step_whose_lock_session_was_killed_commits_nothing_and_no_sibling_starts_before_it_is_reaped(
+    dsn: str, client: Client, conn: Connection, stage: Stage
+):
+    first, second, free = insert(client, gated(stage, "k", "g"), gated(stage, "k"), gated(stage, None))
+    with worker(dsn, *DEBUG, settings=SHORT) as one, worker(dsn, *DEBUG, settings=SHORT) as other:
+        stage.wait_for("entered", id=first)
+        until_done(conn, [free])
+        [session] = lock_sessions(conn)
+        kill_session(conn, session)
+        # The key's lock is free now, and the worker does not know: only the row itself keeps the sibling out.
+        one.let_poll()
+        other.let_poll()
+        assert not stage.notes("entered", id=second)
+        assert row(conn, first)["status"] == "executing"
+        stage.open("g.0")
+        until(lambda: one.events("lock_lost", id=first) or other.events("lock_lost", id=first), "lock_lost")
+        stage.wait_for("entered", 2, id=first)
+        one.let_poll()
+        other.let_poll()
+        assert not stage.notes("entered", id=second)
+        stage.open("g.1")
+        until_done(conn, [first, second])
+        reaped = one.events("lease_reaped") + other.events("lease_reaped")
+    assert [event["id"] for event in reaped] == [first]
+    assert row(conn, first)["result"] == {"by": 1}
+    assert order(note for note in stage.notes() if note["id"] != free) == [first, second]
+    assert locks(conn) == 0
+
+
+def test_a_thousand_rows_of_a_hanging_key_neither_delay_others_nor_are_claimed_in_vain(
+    dsn: str, client: Client, conn: Connection, stage: Stage
+):
+    hanging = client.insert_many([gated(stage, "k", "g") for _ in range(1000)])
+    with worker(dsn, *DEBUG, "--queues", "default=4") as running:
+        stage.wait_for("entered")
+        free = client.insert_many([Noop.new() for _ in range(50)])
+        until_done(conn, free)
+        running.let_poll(5)
+        assert done(conn, hanging) == 0
+        assert claims(conn, hanging) == 1
+        assert claims(conn, free) == 50
+        assert len(running.events("partition_contended")) == 0
+
+
+def test_different_keys_with_equal_32_bit_hashes_run_side_by_side(
+    dsn: str, client: Client, conn: Connection, stage: Stage
+):
+    # Equal as they are, and equal with the schema before them, as the lock's number is made.
+    query = """select min(key), max(key)
+               from (select 'order:' || n as key from generate_series(1, 400000) as n) as keys
+               group by hashtext(%s || key) having count(*) > 1 limit 1"""
+    keys = [key for prefix in ("", "public/") for key in conn.execute(query, [prefix]).fetchall()[0]]
+    assert len(set(keys)) == 4
+    ids = insert(client, *(gated(stage, key, "g") for key in keys))
+    with worker(dsn):
+        stage.wait_for("entered", 4)
+        stage.open("g")
+        until_done(conn, ids)
+
+
+def test_a_row_whose_key_somebody_else_has_locked_bounces_untouched_and_not_often(
+    dsn: str, client: Client, conn: Connection, stage: Stage
+):
+    assert store.lock_partition(conn, key="k").one()
+    first, second, free = insert(client, gated(stage, "k"), gated(stage, "k"), gated(stage, None))
+    before = [row(conn, id) for id in (first, second)]
+    with worker(dsn, *DEBUG) as running:
+        until(lambda: len(running.events("partition_contended")) >= 6, "six bounces")
+        times = [datetime.fromisoformat(event["ts"]) for event in running.events("partition_contended")]
+        assert times[5] - times[0] > timedelta(seconds=0.3)  # each pause is longer than the one before
+        assert {event["id"] for event in running.events("partition_contended")} == {first}
+        until_done(conn, [free])
+        until(lambda: row(conn, first)["status"] == "runnable", "the row given back")
+        after = [row(conn, id) for id in (first, second)]
+        kept = ("status", "step", "state", "eligible_at", "attempt", "crashes", "last_error", "locked_by", "priority")
+        assert [[each[key] for key in kept] for each in after] == [[each[key] for key in kept] for each in before]
+        assert after[1]["fence"] == 0  # nobody overtakes the head of a key
+        assert store.unlock_partition(conn, key="k").one()
+        until_done(conn, [first, second])
+        assert claims(conn, [first]) == len(running.events("partition_contended", id=first)) + 1
+    assert order(note for note in stage.notes() if note["id"] != free) == [first, second]
+    assert all(row(conn, id)["attempt"] == 0 for id in (first, second))
+
+
+def test_fewer_lock_connections_than_threads_bound_how_many_keyed_steps_run(
+    dsn: str, client: Client, conn: Connection, stage: Stage
+):
+    ids = insert(client, *(gated(stage, f"key {number}", "g") for number in range(5)))
+    with worker(dsn, *DEBUG, "--queues", "default=6", environment={"lock_connections": "2"}) as running:
+        stage.wait_for("entered", 2)
+        until(lambda: claims(conn, ids) == 5, "all five claimed")
+        running.let_poll()
+        assert len(stage.notes("entered")) == 2
+        assert len(lock_sessions(conn)) == 2
+        stage.open("g")
+        until_done(conn, ids)
+        assert len(lock_sessions(conn)) == 2
+    assert all(row(conn, id)["attempt"] == 0 for id in ids)
+
+
+def test_a_keyed_claim_that_still_waits_for_a_connection_goes_back_when_its_worker_is_told_to_stop(
+    dsn: str, client: Client, conn: Connection, stage: Stage
+):
+    first, second = insert(client, gated(stage, "one", "g"), gated(stage, "other", "g"))
+    settings = {"drain-timeout": "60s"}
+    with worker(dsn, settings=settings, environment={"lock_connections": "1"}) as running:
+        [entered] = stage.wait_for("entered")
+        [waiting] = {first, second} - {entered["id"]}
+        until(lambda: row(conn, waiting)["status"] == "executing", "the other one claimed")
+        running.signal(signal.SIGTERM)
+        until(lambda: row(conn, waiting)["status"] == "runnable", "the claim given back")
+        stage.open("g")
+        assert running.wait() == 0
+    assert row(conn, entered["id"])["status"] == "done"
+    assert (row(conn, waiting)["attempt"], len(stage.notes("entered"))) == (0, 1)
+
+
+@pytest.fixture(params=["last", "next", "pgbouncer"])
+def pooled(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator[str]:
+    """The database behind a transaction pooler, one of each kind."""
+    if request.param != "pgbouncer":
+        with Pooler(dsn, Choice(request.param)) as pooler:
+            yield pooler.dsn
+    elif PGBOUNCER is None:
+        pytest.skip("pgbouncer is not installed")
+    else:
+        with pgbouncer(dsn, tmp_path) as address:
+            yield address
+
+
+def test_behind_a_transaction_pooler_keyed_rows_are_left_alone_and_others_run(
+    pooled: str, client: Client, conn: Connection, stage: Stage
+):
+    keyed, free = insert(client, gated(stage, "k"), gated(stage, None))
+    for _ in range(2):  # what the first worker's check leaves in the pooler's sessions must not deceive the second
+        with worker(pooled, *DEBUG, environment={"prepare": "false"}) as running:
+            running.wait_for("partitions_refused")
+            running.started()
+            running.let_poll()
+    until_done(conn, [free])
+    assert (row(conn, keyed)["status"], row(conn, keyed)["fence"]) == ("runnable", 0)
+    assert locks(conn) == 0
+
+
+def test_behind_a_transaction_pooler_a_direct_lock_connection_is_all_that_keyed_rows_need(
+    dsn: str, pooled: str, client: Client, conn: Connection, stage: Stage
+):
+    ids = insert(client, *(gated(stage, f"key {number % 3}") for number in range(30)))
+    with worker(pooled, environment={"prepare": "false", "lock_dsn": dsn}) as running:
+        until_done(conn, ids)
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+        assert not running.events("partitions_refused")
+        assert not running.events("database_unavailable")
+
+
+def test_a_key_is_one_key_in_all_queues(dsn: str, client: Client, conn: Connection, stage: Stage):
+    first, second = insert(client, gated(stage, "k", "g", queue="left"), gated(stage, "k", queue="right"))
+    with worker(dsn, *DEBUG, "--queues", "left=2") as left:
+        stage.wait_for("entered", id=first)
+        with worker(dsn, *DEBUG, "--queues", "left=2,right=2") as right:
+            right.started()
+            right.let_poll(5)
+            left.let_poll()
+            assert [note["id"] for note in stage.notes("entered")] == [first]
+            assert claims(conn, [second]) == 0
+            stage.open("g")
+            until_done(conn, [first, second])
+    assert_one_at_a_time(stage.notes())
+
+
+def test_a_keyed_outcome_that_the_database_refuses_fails_its_row_and_frees_its_key(fresh_database: str, stage: Stage):
+    from gendurable import migrate
+    from gendurable.db.connection import connect
+
+    migrate.up(fresh_database)
+    with connect(fresh_database) as conn, Client(fresh_database) as client:
+        conn.execute("""alter table gen_durable add constraint nothing_odd
+                        check (result is null or (result ->> 'by')::int / (id - 1) >= 0)""")
+        odd, even = insert(client, gated(stage, "k"), gated(stage, "k"))
+        with worker(fresh_database):
+            until_done(conn, [even])
+            assert locks(conn) == 0
+        assert row(conn, odd)["status"] == "failed"
+        assert "division by zero" in row(conn, odd)["last_error"]
+        assert order(stage.notes()) == [odd, even]
+
+
+def test_system_exit_in_a_keyed_step_frees_its_key_and_the_row_is_reaped_before_a_sibling_runs(
+    dsn: str, client: Client, conn: Connection, stage: Stage
+):
+    scene = Scene(str(stage.folder), play="SystemExit")
+    quitter = client.insert(Quitter.new(scene, partition_key="k"))
+    sibling = client.insert(gated(stage, "k"))
+    with worker(dsn, settings=SHORT) as running:
+        until_done(conn, [quitter, sibling])
+        assert [event["id"] for event in running.events("lease_reaped")] == [quitter]
+        assert locks(conn) == 0
+    assert order(stage.notes()) == [quitter, sibling]
+    assert (row(conn, quitter)["result"], row(conn, sibling)["attempt"]) == ({"by": 1}, 0)
