@@ -75,6 +75,19 @@ def claim_batch(
     return [evolve(claim, inbox=inboxes.get(claim.id, ()), children=families.get(claim.id, ())) for claim in claims]
 
 
+def take_key(conn: Connection, claim: Claim, key: str) -> bool:
+    """Take a claim's partition key for this session; false, and nothing taken, if a sibling runs or may still run."""
+    with pipeline(conn):
+        locked = store.lock_partition(conn, key=key)
+        sibling = store.find_sibling(conn, key=key, id=claim.id)
+    if not locked.one():
+        return False
+    if sibling.one() is None:
+        return True
+    store.unlock_partition(conn, key=key)
+    return False
+
+
 @frozen
 class Committed:
     """What became of a batch: the outcomes that were written, and the queues of others that became runnable by it."""

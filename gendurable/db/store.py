@@ -220,6 +220,11 @@ def lock_partition(conn: Connection, *, key: str) -> Rows[bool]:
     return _scalars(conn, "lock_partition", key=key, **{"class": LOCK_CLASS})
 
 
+def find_sibling(conn: Connection, *, key: str, id: int) -> Rows[int]:  # noqa: A002  the column's name
+    """Return the id of another instance of a partition key that is executing."""
+    return _scalars(conn, "find_sibling", key=key, id=id)
+
+
 def unlock_partition(conn: Connection, *, key: str) -> Rows[bool]:
     """Let go of a partition key's lock; false if this session did not hold it."""
     return _scalars(conn, "unlock_partition", key=key, **{"class": LOCK_CLASS})

@@ -13,6 +13,7 @@ from gendurable.current import CurrentStep, in_step
 from gendurable.db import store
 from gendurable.db.connection import Connection, one_line
 from gendurable.db.faults import is_passing
+from gendurable.db.operations import take_key
 from gendurable.errors import describe
 from gendurable.events import (
     BatchCommitted,
@@ -110,7 +111,7 @@ class Runner:
                 if conn is None:
                     self.on_unstarted(claim)
                     return None
-                if store.lock_partition(conn, key=key).one():
+                if take_key(conn, claim, key):
                     return conn
                 self._bounce(conn, claim)
             except Exception as error:

@@ -31,7 +31,7 @@ from gendurable import FSM, Context, Done, Outcome, step
 from gendurable.core.claim import Claim
 from gendurable.db import store
 from gendurable.db.connection import Connection
-from gendurable.db.operations import commit
+from gendurable.db.operations import commit, take_key
 from gendurable.testing import Harness
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -342,7 +342,7 @@ def test_keys_that_the_worker_avoids_are_left_alone_and_others_not(conn: Connect
 
 
 # 2.2-7: what the claim alone cannot promise, since it looks at rows and locks rows, not keys. A worker therefore takes
-# the key's advisory lock before it starts the step, and gives the claim back if the lock is taken.
+# the key's advisory lock before it starts the step, looks for a sibling, and gives the claim back if it may not start.
 
 
 def executing(conn: Connection, key: str) -> int:
@@ -351,43 +351,62 @@ def executing(conn: Connection, key: str) -> int:
     return count
 
 
-def claimed_by_two_queues(conn: Connection, other: Connection) -> None:
+def claimed_by_two_queues(conn: Connection, other: Connection) -> tuple[Claim, Claim]:
     insert(conn, partition_key="k")
     insert(conn, partition_key="k", queue="other")
     other.execute("begin")
-    claim(other, "b", queue="other")
-    claim(conn)
+    [first], [second] = claim(other, "b", queue="other"), claim(conn)
     other.execute("commit")
+    return first, second
 
 
-def claimed_by_two_kinds_of_worker(conn: Connection, other: Connection) -> None:
+def claimed_by_two_kinds_of_worker(conn: Connection, other: Connection) -> tuple[Claim, Claim]:
     insert(conn, partition_key="k")
     insert(conn, partition_key="k", fsm="g")
     other.execute("begin")
-    claim(other, "b", machines=["g@1"])
-    claim(conn)
+    [first], [second] = claim(other, "b", machines=["g@1"]), claim(conn)
     other.execute("commit")
+    return first, second
 
 
-def claimed_past_a_newcomer(conn: Connection, other: Connection) -> None:
+def claimed_past_a_newcomer(conn: Connection, other: Connection) -> tuple[Claim, Claim]:
     insert(conn, partition_key="k")
     other.execute("begin")
-    claim(other, "b")
+    [first] = claim(other, "b")
     insert(conn, partition_key="k", priority=-1)
-    claim(conn)
+    [second] = claim(conn)
     other.execute("commit")
+    return first, second
 
 
-@pytest.mark.parametrize("race", [claimed_by_two_queues, claimed_by_two_kinds_of_worker, claimed_past_a_newcomer])
-def test_two_rows_of_a_key_can_be_claimed_at_once_and_the_lock_tells_them_apart(
-    conn: Connection, new_conn: NewConn, race: Callable[[Connection, Connection], None]
+RACES = [claimed_by_two_queues, claimed_by_two_kinds_of_worker, claimed_past_a_newcomer]
+
+
+@pytest.mark.parametrize("race", RACES)
+def test_two_rows_of_a_key_can_be_claimed_at_once_and_neither_starts_beside_the_other(
+    conn: Connection, new_conn: NewConn, race: Callable[[Connection, Connection], tuple[Claim, Claim]]
 ):
     other = new_conn()
-    race(conn, other)
+    first, second = race(conn, other)
     assert executing(conn, "k") == 2
-    assert store.lock_partition(other, key="k").one() is True
-    assert store.lock_partition(conn, key="k").one() is False
-    assert claim(conn) == claim(conn, queue="other") == [], "but no third one"
+    assert not take_key(conn, first, "k"), "the other may be running"
+    store.release(conn, [first])
+    assert take_key(other, second, "k")
+    assert not take_key(conn, first, "k")
+    assert claim(conn) == claim(conn, queue="other") == [], "and there is no third one"
+
+
+def test_a_key_whose_session_was_killed_is_not_taken_before_its_row_is_reaped(conn: Connection, new_conn: NewConn):
+    # 2.3-7: the server drops the lock at once; the step may go on running.
+    running, waiting = claimed_past_a_newcomer(conn, new_conn())
+    session, other = new_conn(), new_conn()
+    store.lock_partition(session, key="k")
+    assert not take_key(other, waiting, "k")
+    conn.execute("select pg_terminate_backend(%s, 20000)", [session.info.backend_pid])
+    assert not take_key(other, waiting, "k"), "the lock is free, but the claim stands"
+    expire(conn, running.id)
+    reap(conn)
+    assert take_key(other, waiting, "k")
 
 
 def test_a_row_given_back_and_claimed_by_its_old_snapshot_can_join_a_sibling(new_conn: NewConn, background: Background):

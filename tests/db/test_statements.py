@@ -71,6 +71,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "count_due": store.count_due,
     "count_unserved": store.count_unserved,
     "lock_partition": lambda c: store.lock_partition(c, key="k"),
+    "find_sibling": lambda c: store.find_sibling(c, key="k", id=1),
     "unlock_partition": lambda c: store.unlock_partition(c, key="k"),
     "reclaim": lambda c: store.reclaim(c, prefix="w", remaining=MINUTE, limit=1),
     "beat": lambda c: store.beat(c, worker="w", name="w", host="h", pid=1, queues="{}", machines=["f@1"], lease=MINUTE),
