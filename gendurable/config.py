@@ -140,16 +140,13 @@ def load(
     a variable may be named that is none of ours (`GENDURABLE_LIST_LIMIT`).
     """
     _refuse_misspelt_variables(env, commands)
-    given = _from_file(file or {}, file_path) | _from_environment(env) | _from_command_line(cli)
     values: dict[str, Any] = {}
-    settings: dict[str, Setting] = {}
-    for key in _KEYS:
-        if key.name in given:
-            raw, source = given[key.name]
-            values[key.name] = _read(key, raw, source)
-            settings[key.name] = Setting(_shown(key, values[key.name], raw), source)
-        else:
-            settings[key.name] = Setting(_shown(key, _default(key)), "default")
+    settings = {key.name: Setting(_shown(key, _default(key)), "default") for key in _KEYS}
+    # A value is judged even where a later layer replaces it: nobody wants to learn of it when that one goes away.
+    for layer in (_from_file(file or {}, file_path), _from_environment(env), _from_command_line(cli)):
+        for name, (raw, source) in layer.items():
+            values[name] = _read(_BY_NAME[name], raw, source)
+            settings[name] = Setting(_shown(_BY_NAME[name], values[name], raw), source)
     limits = {name.removeprefix(_LIMIT): values.pop(name) for name in list(values) if name.startswith(_LIMIT)}
     config = Config(**values, limits=Limits(**limits))
     _check_whole(config, settings)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import click
 
 from gendurable.cli.invocation import Invocation
+from gendurable.cli.parameters import Limited
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -123,6 +124,15 @@ class _WithGlobalOptions(click.Command):
 
 class Command(_WithGlobalOptions):
     """A command of ours."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Check what depends on the configuration, now that all of it is known, and run."""
+        for param in self.params:
+            value = ctx.params.get(param.name or "")
+            if isinstance(param.type, Limited) and value is not None:
+                _ = ctx.ensure_object(Invocation).loaded
+                param.type.check_limits(value, param, ctx)
+        return super().invoke(ctx)
 
 
 class Group(_WithGlobalOptions, click.Group):

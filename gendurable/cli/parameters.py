@@ -73,38 +73,34 @@ class Instant(ParamType):
             self.fail(f"{value!r} lies outside the years 1 to 9999 in UTC", param, ctx)
 
 
-class Name(ParamType):
+class Limited(ParamType):
+    """Text whose limits are a matter of configuration, and are therefore checked once every option has been read."""
+
+    check = ""
+
+    def check_limits(self, value: str, param: click.Parameter, ctx: click.Context) -> None:
+        """Refuse text that is empty, too long, or of characters that it must not have."""
+        from gendurable.core import limits
+        from gendurable.errors import InvalidInstance
+
+        try:
+            getattr(limits, self.check)("", value)
+        except InvalidInstance as error:
+            self.fail(str(error).removeprefix(": "), param, ctx)
+
+
+class Name(Limited):
     """The name of a machine, queue, step or signal."""
 
     name = "name"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name."""
-        return _checked(self, "check_name", value, param, ctx)
+    check = "check_name"
 
 
-class Key(ParamType):
+class Key(Limited):
     """A partition, unique or dedup key."""
 
     name = "key"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the key."""
-        return _checked(self, "check_key", value, param, ctx)
-
-
-def _checked(kind: ParamType, check: str, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-    from gendurable.cli.invocation import Invocation
-    from gendurable.core import limits
-    from gendurable.errors import InvalidInstance
-
-    if ctx is not None and not ctx.resilient_parsing:
-        _ = ctx.ensure_object(Invocation).loaded  # the limits are a matter of configuration
-    try:
-        text: str = getattr(limits, check)("", value)
-    except InvalidInstance as error:
-        kind.fail(str(error).removeprefix(": "), param, ctx)
-    return text
+    check = "check_key"
 
 
 class Json(ParamType):

@@ -91,7 +91,9 @@ def _import(path: str) -> Iterable[Machine | type[Machine]]:
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and not error.code:
+            raise  # somebody asked this process to end while it was loading
         raise LoadError(f"cannot import {module_name!r}: {describe(error)}") from error
     if not attribute:
         return _of_module(module, path)
