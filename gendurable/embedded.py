@@ -128,13 +128,18 @@ def start(
     return server
 
 
-def start_temporary(*, settings: Mapping[str, str] = _NOTHING, environ: Mapping[str, str] = os.environ) -> Server:
-    """Start an empty server of our own, in memory if there is room; it disappears when we stop it, or die."""
+def start_temporary(
+    *, settings: Mapping[str, str] = _NOTHING, in_memory: bool = True, environ: Mapping[str, str] = os.environ
+) -> Server:
+    """Start an empty server of our own, in memory if there is room; it disappears when we stop it, or die.
+
+    Fast and forgetful, unless `settings` say otherwise; what is measured on a disk needs `in_memory=False`.
+    """
     binaries = find_binaries(environ)
     account = _account()
     runnable = _runnable(binaries, account, _home(environ).resolve())
     with ExitStack() as use:
-        folder = Path(tempfile.mkdtemp(prefix="gendurable-", dir=_folder_with_room()))
+        folder = Path(tempfile.mkdtemp(prefix="gendurable-", dir=_folder_with_room() if in_memory else None))
         cluster = _Cluster(folder, runnable, account)
         use.enter_context(_guarded(cluster))
         folder.chmod(_folder_mode(account))

@@ -35,6 +35,7 @@ COMMANDS = {
     "config": "settings:config",
     "health": "upkeep:health",
     "doctor": "doctor:doctor",
+    "bench": "bench:bench",
     "completion": "settings:completion",
 }
 

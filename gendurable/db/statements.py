@@ -13,6 +13,6 @@ def folder() -> Path:
 
 
 @cache
-def statement(name: str) -> bytes:
-    """Return the text of one statement."""
-    return (folder() / "statements" / f"{name}.sql").read_bytes()
+def statement(name: str, *, room: str = "statements") -> bytes:
+    """Return the text of one statement; `room` is its folder."""
+    return (folder() / room / f"{name}.sql").read_bytes()

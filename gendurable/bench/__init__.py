@@ -1,0 +1,1 @@
+"""The load generator behind `gendurable bench`: what one server and one worker carry, beside what they could."""
