@@ -17,6 +17,7 @@ from gendurable.core.limits import DEFAULT_LIMITS, check_key, check_name, show
 from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChildren, Transition
 from gendurable.db import store
 from gendurable.db.connection import Connection, one_commit, pipeline
+from gendurable.db.faults import is_locked
 from gendurable.db.rows import Delivery, Ended, Woken
 from gendurable.errors import (
     DuplicateInstance,
@@ -73,6 +74,18 @@ def claim_batch(
             store.release(conn, claims)
         raise
     return [evolve(claim, inbox=inboxes.get(claim.id, ()), children=families.get(claim.id, ())) for claim in claims]
+
+
+def give_back(conn: Connection, claims: Sequence[Claim]) -> list[int]:
+    """Hand back claims whose step never started; one whose row somebody holds too long is left to its lease."""
+    try:
+        return store.release(conn, claims).all()
+    except psycopg.Error as error:
+        if not is_locked(error):
+            raise
+    if len(claims) == 1:
+        return []
+    return [id_ for claim in claims for id_ in give_back(conn, [claim])]
 
 
 def take_key(conn: Connection, claim: Claim, key: str) -> bool:

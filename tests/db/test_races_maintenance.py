@@ -36,7 +36,7 @@ from gendurable.core.claim import Claim
 from gendurable.core.duration import LONGEST
 from gendurable.db import store
 from gendurable.db.connection import Connection
-from gendurable.db.operations import commit
+from gendurable.db.operations import commit, give_back
 from gendurable.runtime import sweeping
 from gendurable.runtime.sweeping import collect_garbage, reap_expired, wake_overdue
 
@@ -536,3 +536,28 @@ def test_deletion_goes_on_where_its_last_batch_stopped(conn: Connection):
         insert(conn)
     commit(conn, [is_done(claimed) for claimed in claim(conn)])
     assert list(collect_garbage(conn, older_than=timedelta(0), batch=3)) == [3, 3, 1]
+
+
+# Claims that go back.
+
+
+def test_claims_go_back_although_somebody_holds_one_of_them(conn: Connection, new_conn: NewConn):
+    holder = new_conn()
+    for _ in range(3):
+        insert(conn)
+    claims = claim(conn)
+    conn.execute("set lock_timeout = '50ms'")
+    with hold(holder, claims[1].id):
+        assert give_back(conn, claims) == [claims[0].id, claims[2].id]
+    assert statuses(conn, [claimed.id for claimed in claims]) == ["runnable", "executing", "runnable"]
+    assert give_back(conn, claims) == [claims[1].id]
+
+
+def test_claims_go_back_after_a_short_wait_for_a_signal(conn: Connection, new_conn: NewConn, background: Background):
+    sender = new_conn()
+    claimed = claim_one(conn)
+    sender.execute("begin")
+    store.lock_target(sender, id=claimed.id)
+    given = background.start_blocked(conn, give_back, conn, [claimed])
+    sender.execute("commit")
+    assert given.result() == [claimed.id]
