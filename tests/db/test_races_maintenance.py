@@ -67,7 +67,7 @@ def crash(conn: Connection, id: int, times: int = 1) -> None:
 def test_the_reaper_passes_by_a_row_that_somebody_holds_and_takes_it_the_next_time(conn: Connection, new_conn: NewConn):
     holder = new_conn()
     ids = [claimed.id for claimed in claimed_and_expired(conn, 3)]
-    conn.execute("set lock_timeout = '1ms'")  # to wait would be an error
+    conn.execute("set lock_timeout = '200ms'")  # to wait would be an error
     with hold(holder, ids[1]):
         assert sorted(reap(conn)) == [ids[0], ids[2]]
         assert reap(conn) == []
@@ -267,7 +267,7 @@ def test_the_heartbeat_passes_by_a_row_that_somebody_holds(conn: Connection, new
     # 2.3-11: a sender's open transaction must not cost the other leases.
     holder = new_conn()
     claims = claimed_and_expired(conn, 3)
-    conn.execute("set lock_timeout = '1ms'")
+    conn.execute("set lock_timeout = '200ms'")
     with hold(holder, claims[1].id):
         kept = store.extend_leases(conn, claims, lease=LEASE).all()
     assert sorted(kept) == [claims[0].id, claims[2].id]
@@ -308,7 +308,7 @@ def test_only_decayed_claims_of_the_same_name_are_reclaimed(conn: Connection):
 def test_a_reclaim_passes_by_what_somebody_holds(conn: Connection, new_conn: NewConn):
     holder = new_conn()
     claims = claimed_and_expired(conn, 2)
-    conn.execute("set lock_timeout = '1ms'")
+    conn.execute("set lock_timeout = '200ms'")
     with hold(holder, claims[0].id):
         assert store.reclaim(conn, prefix="a", remaining=LEASE, limit=10).all() == [claims[1].id]
 
@@ -525,7 +525,7 @@ def test_rows_that_somebody_holds_are_deleted_the_next_time(conn: Connection, ne
         insert(conn)
     claims = claim(conn)
     commit(conn, [is_done(claimed) for claimed in claims])
-    conn.execute("set lock_timeout = '1ms'")
+    conn.execute("set lock_timeout = '200ms'")
     with hold(holder, claims[1].id):
         assert collect(conn) == 2
     assert collect(conn) == 1

@@ -21,7 +21,7 @@ from races import (
     stops,
     written,
 )
-from support import Background, expire, row
+from support import Background, expire
 
 from gendurable import migrate
 from gendurable.core.status import LIVE, TERMINAL, Status
@@ -200,17 +200,6 @@ def test_a_scope_with_holes_would_stop_a_queue(unguarded: Connection):
 
 
 # Back to life.
-
-
-def test_a_failed_instance_whose_key_was_taken_meanwhile_cannot_run_again(conn: Connection):
-    id = add(conn)
-    [claimed] = claim(conn)
-    commit(conn, [stops(claimed)])
-    twin = add(conn)
-    with pytest.raises(DuplicateInstance) as caught:
-        retry_instance(conn, id or 0)
-    assert str(twin) in str(caught.value)
-    assert row(conn, id or 0)["status"] == "failed"
 
 
 def test_a_failed_instance_that_runs_again_waits_for_a_rival_of_its_key(

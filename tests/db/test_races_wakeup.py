@@ -3,6 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from races import (
     GATE,
@@ -163,6 +164,20 @@ def test_two_senders_wake_an_instance_once_and_both_are_heard(new_conn: NewConn,
     assert [each.result().woke for each in sent] == [True, False]
     assert inbox(conn, id) == ["go", "go"]
     assert len(claim(conn)[0].awaited) == 2
+
+
+def test_a_sender_whose_transaction_looks_at_the_past_is_refused_rather_than_unheard(
+    conn: Connection, new_conn: NewConn
+):
+    # A client's own transaction may have any isolation level; ours are always read committed.
+    sender = new_conn()
+    claimed = claim_one(conn)
+    sender.execute("begin isolation level repeatable read")
+    sender.execute("select from gen_durable")
+    commit(conn, [parks(claimed)])
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        store.lock_target(sender, id=claimed.id)
+    sender.execute("rollback")
 
 
 # 2.1-3: accumulating a pack.
