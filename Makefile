@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format lint imports types test test-slow schema wheel clean
+.PHONY: help install demo check format lint imports types test test-slow schema wheel reference clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ schema: $(STAMP) ## write sql/schema.sql anew from the migrations
 wheel: $(STAMP) ## build the wheel into dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
+
+reference: $(STAMP) ## write the reference parts of README.md anew from the code
+	$(BIN)/python tests/docs/reference.py
 
 clean: ## remove what make made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
