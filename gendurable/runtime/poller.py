@@ -60,6 +60,7 @@ class Poller(Loop):
         self._hungry = False
         self._alerted = False
         self._pause = FIRST_LOOK
+        self._last_claim = monotonic()
 
     def run_once(self) -> float:
         """Claim what there is room for."""
@@ -67,11 +68,16 @@ class Poller(Loop):
         held = self._inflight.count(settings.queue)
         most = self.slots.size + self.prefetch.depth
         room = most - held
-        if room <= 0 or (held and room < min(settings.min_demand, most)):
+        if room <= 0:
             self._hungry = True
             return settings.max_poll  # `slot_freed` will wake us long before
+        patience = self._last_claim + settings.poll - monotonic()
+        if held and room < settings.min_demand and patience > 0:
+            # For a fuller batch, but not for ever: what is held may be steps that take hours.
+            self._hungry = True
+            return patience
         alerted, self._alerted = self._alerted, False
-        started = monotonic()
+        started = self._last_claim = monotonic()
         claims = claim_batch(
             self._session.conn,
             queue=settings.queue,

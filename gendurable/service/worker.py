@@ -18,8 +18,9 @@ from gendurable.core.registry import Registry
 from gendurable.db import migrate, store
 from gendurable.db.connection import Connection, Database
 from gendurable.db.faults import is_passing
+from gendurable.db.operations import give_back
 from gendurable.db.rows import ServerFacts
-from gendurable.errors import DatabaseUnavailable
+from gendurable.errors import DatabaseUnavailable, GenDurableError
 from gendurable.events import (
     ClaimsReclaimed,
     DrainFinished,
@@ -43,7 +44,7 @@ from gendurable.runtime.session import Session
 from gendurable.runtime.slots import Slots
 
 # Waiting for a row that somebody has locked holds up every outcome behind it.
-COMMIT_LOCK_TIMEOUT = timedelta(milliseconds=250)
+LOCK_TIMEOUT = timedelta(milliseconds=250)
 # A loop that has not begun its round for so long is stuck; longer than any call to the database may take.
 STUCK = 60.0
 RECLAIM_BATCH = 10_000
@@ -78,9 +79,9 @@ class Worker:
             statement_timeout=config.statement_timeout,
         )
         self._locks = LockConnections(self._connect_lock, config.lock_connection_limit)
-        self._spare = self._session("spare")
+        self._spare = self._session("spare", lock_timeout=LOCK_TIMEOUT)
         self._committer = Committer(
-            self._session("committer", lock_timeout=COMMIT_LOCK_TIMEOUT), self._wires, self._settled
+            self._session("committer", lock_timeout=LOCK_TIMEOUT), self._wires, self._settled
         )
         self._runner = Runner(
             machines=registry.machines,
@@ -111,7 +112,11 @@ class Worker:
             keyed = self._check_server(facts)
             reclaimed = self._reclaim(conn)
         except psycopg.Error as error:
+            self._spare.close()
             raise DatabaseUnavailable(f"the database failed at the start: {error}") from error
+        except GenDurableError:
+            self._spare.close()
+            raise
         if reclaimed:
             self._emit(ClaimsReclaimed(reclaimed))
         self._build_loops(keyed=keyed)
@@ -191,15 +196,17 @@ class Worker:
         released = self._give_back_unstarted(deadline)
         self._emit(DrainStarted(running, released, self.config.drain_timeout.total_seconds()))
         self._stopping.set()
-        while not self.inflight.wait_until_empty(min(0.05, max(deadline - monotonic(), 0))):
-            if monotonic() >= deadline:
-                break
+        while not self._is_empty() and monotonic() < deadline:
             # A claim that was under way when its poller was told to stop.
             self._give_back_unstarted(deadline)
         self._stop_loops()
         abandoned = len(self.inflight)
         self._emit(DrainFinished(abandoned, monotonic() - started))
         return abandoned
+
+    def _is_empty(self) -> bool:
+        """Whether nothing is held; waits a moment for that. First the pollers: what one is just claiming counts."""
+        return all(poller.join(0.05) for poller in self.pollers.values()) and self.inflight.wait_until_empty(0.05)
 
     def _stop_loops(self) -> None:
         for loop in self._loops:
@@ -215,7 +222,7 @@ class Worker:
         unstarted = [claim for poller in self.pollers.values() for claim in poller.slots.close()]
         while unstarted and monotonic() < deadline:
             try:
-                store.release(self._spare.conn, unstarted).all()
+                give_back(self._spare.conn, unstarted)
                 break
             except (psycopg.Error, DatabaseUnavailable) as error:
                 self._spare.drop_if_broken()
@@ -299,7 +306,7 @@ class Worker:
                 gc_interval=config.gc_interval.total_seconds(),
                 gc_batch=config.gc_batch,
             ),
-            self._session("maintenance"),
+            self._session("maintenance", lock_timeout=LOCK_TIMEOUT),
             self._wires,
             on_due=self._due,
             also=self._locks.close_idle,
@@ -312,7 +319,7 @@ class Worker:
 
     def _connect_lock(self) -> Connection:
         database = evolve(self._database, dsn=self.config.lock_dsn or self._database.dsn)
-        return database.connect("gendurable lock", lock_timeout=COMMIT_LOCK_TIMEOUT)
+        return database.connect("gendurable lock", lock_timeout=LOCK_TIMEOUT)
 
     def _check_server(self, facts: ServerFacts | None) -> bool:
         """Say what is unsafe about the server; return whether session locks hold."""

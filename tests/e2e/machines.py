@@ -70,6 +70,7 @@ class Player(FSM[Scene], name="player"):
 
     @step
     def start(self, ctx: Context[Scene]) -> Outcome[Scene]:
+        wait_at_gate(ctx)
         changed = evolve(ctx.state, by=ctx.attempt)
         match ctx.state.play:
             case "next":
@@ -162,4 +163,22 @@ class Killer(FSM[Scene], name="killer", max_crashes=2):
     def start(self, ctx: Context[Scene]) -> Outcome[Scene]:
         note("entered", ctx)
         os.kill(os.getpid(), signal.SIGKILL)
+        return Done()
+
+
+class Relay(FSM[Scene], name="relay"):
+    """Makes rows due in every way: a child in another queue, its parent when it has ended, and a next step."""
+
+    @step
+    def start(self, ctx: Context[Scene]) -> Outcome[Scene]:
+        note("entered", ctx)
+        wait_at_gate(ctx)
+        return Spawn([Noop.new(queue=ctx.state.queue)], then=self.joined)
+
+    @step
+    def joined(self, ctx: Context[Scene]) -> Outcome[Scene]:
+        return Next(self.last)
+
+    @step
+    def last(self, ctx: Context[Scene]) -> Outcome[Scene]:
         return Done()
