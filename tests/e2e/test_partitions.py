@@ -1,7 +1,7 @@
 """Partition keys through real workers: one at a time, in order, whatever happens to processes and sessions."""
 
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from facts import claims, done, until_done
 from machines import Gated, Noop, Quitter, Scene
 from pooler import PGBOUNCER, Choice, Pooler, pgbouncer
 from stage import Note, Stage
@@ -32,22 +33,6 @@ def gated(stage: Stage, key: str | None, gate: str = "", **about: Any) -> NewIns
 def insert(client: Client, *instances: NewInstance) -> list[int]:
     """Insert in this order; the ids tell it."""
     return [client.insert(new) for new in instances]
-
-
-def done(conn: Connection, ids: Sequence[int]) -> int:
-    query = "select count(*) from gen_durable where id = any(%s) and status = 'done'"
-    [(count,)] = conn.execute(query, [list(ids)]).fetchall()
-    return int(count)
-
-
-def until_done(conn: Connection, ids: Sequence[int]) -> None:
-    until(lambda: done(conn, ids) == len(ids), f"all {len(ids)} done")
-
-
-def claims(conn: Connection, ids: Sequence[int]) -> int:
-    """How many times these were claimed, or taken away again."""
-    [(count,)] = conn.execute("select sum(fence) from gen_durable where id = any(%s)", [list(ids)]).fetchall()
-    return int(count)
 
 
 def locks(conn: Connection) -> int:
@@ -300,21 +285,19 @@ def test_a_key_is_one_key_in_all_queues(dsn: str, client: Client, conn: Connecti
     assert_one_at_a_time(stage.notes())
 
 
-def test_a_keyed_outcome_that_the_database_refuses_fails_its_row_and_frees_its_key(fresh_database: str, stage: Stage):
-    from gendurable import migrate
-    from gendurable.db.connection import connect
-
-    migrate.up(fresh_database)
-    with connect(fresh_database) as conn, Client(fresh_database) as client:
-        conn.execute("""alter table gen_durable add constraint nothing_odd
+def test_a_keyed_outcome_that_the_database_refuses_fails_its_row_and_frees_its_key(
+    own_dsn: str, own_conn: Connection, stage: Stage
+):
+    own_conn.execute("""alter table gen_durable add constraint nothing_odd
                         check (result is null or (result ->> 'by')::int / (id - 1) >= 0)""")
+    with Client(own_dsn) as client:
         odd, even = insert(client, gated(stage, "k"), gated(stage, "k"))
-        with worker(fresh_database):
-            until_done(conn, [even])
-            assert locks(conn) == 0
-        assert row(conn, odd)["status"] == "failed"
-        assert "division by zero" in row(conn, odd)["last_error"]
-        assert order(stage.notes()) == [odd, even]
+    with worker(own_dsn):
+        until_done(own_conn, [even])
+        assert locks(own_conn) == 0
+    assert row(own_conn, odd)["status"] == "failed"
+    assert "division by zero" in row(own_conn, odd)["last_error"]
+    assert order(stage.notes()) == [odd, even]
 
 
 def test_system_exit_in_a_keyed_step_frees_its_key_and_the_row_is_reaped_before_a_sibling_runs(
