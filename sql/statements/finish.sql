@@ -10,7 +10,7 @@ with ended as (
       crashes = t.crashes,
       awaits = null,
       await_deadline = null,
-      join_round = null,
+      join_round = case when t.status = 'failed' then g.join_round end, -- a retried step joins the same children
       locked_by = null,
       lease_expires_at = null,
       updated_at = statement_timestamp()
