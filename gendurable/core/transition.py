@@ -17,6 +17,9 @@ from gendurable.core.limits import check_name, error_text, show
 from gendurable.core.status import Status
 from gendurable.errors import BadOutcome, GenDurableError, InvalidInstance, InvalidState, describe
 
+# Children come into being in one statement, which no server takes beyond a gigabyte: it would hang up on it each time.
+SPAWN_CHARACTERS = 128 * 1024 * 1024
+
 
 @frozen
 class Advance:
@@ -195,7 +198,14 @@ def _names(given: object) -> list[str]:
 def _children(given: object) -> tuple[NewInstance, ...]:
     if not isinstance(given, Iterable):
         raise BadOutcome(f"Spawn children {show(given)} are no collection")
-    return tuple(_child(place, child) for place, child in enumerate(given))
+    children = tuple(_child(place, child) for place, child in enumerate(given))
+    size = sum(len(child.state) for child in children)
+    if size > SPAWN_CHARACTERS:
+        raise BadOutcome(
+            f"Spawn: the states of {len(children)} children have {size} characters, the limit is {SPAWN_CHARACTERS}; "
+            "spawn them in several rounds, or store references to large data"
+        )
+    return children
 
 
 def _child(place: int, child: object) -> NewInstance:

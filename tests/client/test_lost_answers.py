@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from orders import Checkout
 from proxy import Proxy
@@ -11,6 +12,7 @@ from psycopg_pool import ConnectionPool
 from support import Background, until
 
 from gendurable import Client
+from gendurable.client import _is_lost
 from gendurable.db.connection import Connection
 from gendurable.errors import DatabaseUnavailable, DuplicateInstance, OutcomeUnknown
 
@@ -29,7 +31,9 @@ def proxy(dsn: str) -> Iterator[Proxy]:
 
 def blocked_pid(conn: Connection, application: str) -> int | None:
     found = conn.execute(
-        "select pid from pg_stat_activity where application_name = %s and wait_event_type = 'Lock'", [application]
+        "select pid from pg_stat_activity where application_name = %s and wait_event_type = 'Lock'"
+        " and datname = current_database()",
+        [application],
     ).fetchone()
     return None if found is None else int(found[0])
 
@@ -57,6 +61,16 @@ def test_a_session_killed_in_the_middle_of_an_insert_leaves_its_outcome_unknown(
         assert count(conn) == 0, "it was not tried again"
         assert insert(), "the client has found itself another connection"
     assert count(conn) == 1
+
+
+@pytest.mark.parametrize(
+    "goodbye", [psycopg.errors.AdminShutdown, psycopg.errors.CrashShutdown, psycopg.errors.ConnectionException]
+)
+def test_a_server_s_goodbye_counts_although_it_has_not_hung_up_yet(conn: Connection, goodbye: type[psycopg.Error]):
+    # Whether the end of the stream was read together with the message is the network's whim.
+    assert not conn.closed
+    assert _is_lost(conn, goodbye("terminating connection"))
+    assert not _is_lost(conn, psycopg.errors.QueryCanceled("canceling statement"))
 
 
 def test_a_session_killed_in_the_middle_of_a_signal_leaves_its_outcome_unknown(
@@ -137,8 +151,8 @@ def test_a_server_that_went_away_is_unavailable_and_welcome_back(
     proxy: Proxy, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ):
     with Client(proxy.dsn) as client:
-        monkeypatch.setattr(client._pool, "timeout", 0.5)
         id = client.insert(Checkout.new())
+        monkeypatch.setattr(client._pool, "timeout", 0.5)
         proxy.refuse()
         proxy.cut()
         with pytest.raises(DatabaseUnavailable, match="cannot connect"):
@@ -158,11 +172,11 @@ def test_a_server_that_went_away_is_unavailable_and_welcome_back(
 
 
 def test_a_connection_that_went_silent_is_given_up(proxy: Proxy, conn: Connection, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gendurable.db.connection.EngineConnection.patience", 1.0)
     with Client(proxy.dsn) as client:
         client.insert(Checkout.new())
         proxy.swallow_at("insert")
-        with pytest.raises(OutcomeUnknown, match="no answer"):
+        with monkeypatch.context() as impatient, pytest.raises(OutcomeUnknown, match="no answer"):
+            impatient.setattr("gendurable.db.connection.EngineConnection.patience", 2.0)
             client.insert(Checkout.new())
         client.insert(Checkout.new())
     assert count(conn) == 2
@@ -178,12 +192,12 @@ def test_a_client_whose_connections_are_all_busy_says_so(
     with Client(make_conninfo(dsn, application_name="busy")) as client:
         client.insert(Checkout.new())
         monkeypatch.setattr(client._pool, "_max_size", 1)
-        monkeypatch.setattr(client._pool, "timeout", 0.2)
         holder = new_conn()
         holder.execute("begin")
         holder.execute("lock table gen_durable in exclusive mode")
         waiting = background.start(client.insert, Checkout.new())
         until(lambda: blocked_pid(conn, "busy"), "the first call being stuck")
+        monkeypatch.setattr(client._pool, "timeout", 0.2)
         with pytest.raises(DatabaseUnavailable, match="busy"):
             client.get(1)
         holder.execute("rollback")

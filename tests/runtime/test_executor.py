@@ -218,6 +218,19 @@ def test_an_error_of_a_bad_outcome_names_the_culprit(harness: MakeHarness, conn:
     assert row(conn, id)["last_error"].startswith("Unstorable: state.order.lines[1]: nan is no JSON number")
 
 
+def test_more_children_than_one_statement_can_carry_are_an_error_of_the_step(
+    harness: MakeHarness, conn: Connection, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gendurable.core.transition.SPAWN_CHARACTERS", 100)
+    few, many = [Needy.new({"n": n}) for n in range(5)], [Needy.new({"n": n}) for n in range(20)]
+    durable = harness(Scripted(start=[Spawn(few, "work"), Spawn(many, "work")]))
+    durable.insert_many([Scripted.new(), Scripted.new()])
+    assert durable.drain() == {"spawn": 1, "stop": 1}
+    assert conn.execute("select count(*) from gen_durable where parent_id is not null").fetchone() == (5,)
+    ((error,),) = conn.execute("select last_error from gen_durable where status = 'failed'").fetchall()
+    assert error.startswith("BadOutcome: Spawn: the states of 20 children")
+
+
 # Steps that raise.
 
 

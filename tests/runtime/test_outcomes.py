@@ -112,6 +112,20 @@ def test_next_consumes_the_signals_it_was_shown_and_no_others(harness: MakeHarne
     assert payloads == [("late",)]
 
 
+def test_next_forgets_what_was_awaited(harness: MakeHarness, conn: Connection):
+    machine = Scripted(start=Await("go", "work", timeout=60), work=Next("finish"), finish=Done())
+    durable = harness(machine)
+    id = durable.insert(Scripted.new())
+    durable.drain()
+    durable.signal(id, "go")
+    assert one_step(durable) == {"next": 1}
+    assert_row(conn, id, **UNPARKED, status="runnable")
+    durable.signal(id, "go")
+    durable.drain()
+    assert machine.seen[-1].awaited == ()
+    assert [signal.name for signal in machine.seen[-1].inbox] == ["go"]
+
+
 def test_next_does_not_touch_the_inbox_of_another_instance(harness: MakeHarness, conn: Connection):
     durable = harness(Scripted(start=Await("go", "work"), work=Next("finish"), finish=Await("never", "work")))
     moving, waiting = durable.insert_many([Scripted.new(), Scripted.new()])
@@ -466,6 +480,17 @@ def test_each_round_joins_its_own_children_and_children_are_all(harness: MakeHar
     assert seen == [([], []), ([1, 2], [1, 2]), ([3], [1, 2, 3]), ([], [1, 2, 3])]
     assert [(c.round, c.index) for c in machine.seen[-1].children] == [(1, 0), (1, 1), (2, 0)]
     assert_row(conn, id, status="done", spawn_round=2)
+
+
+def test_an_await_between_leaves_the_children_but_nobody_joined(harness: MakeHarness, conn: Connection):
+    machine = Scripted(start=Spawn([Leaf], "work"), work=Await("go", "finish"), finish=Done())
+    durable = harness(machine, Leaf)
+    id = durable.insert(Scripted.new())
+    durable.drain()
+    assert_row(conn, id, status="awaiting_signal", join_round=None)
+    durable.signal(id, "go")
+    durable.drain()
+    assert [(len(ctx.joined), len(ctx.children)) for ctx in machine.seen] == [(0, 0), (1, 1), (0, 1)]
 
 
 def test_spawning_nobody_goes_on_at_once(harness: MakeHarness, conn: Connection):
