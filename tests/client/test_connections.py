@@ -13,9 +13,10 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import class_row, dict_row, namedtuple_row, scalar_row
 from psycopg.sql import SQL, Identifier
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, NullConnectionPool
+from scripted import Scripted
 from support import inbox, row, until
 
-from gendurable import Client, migrate
+from gendurable import Client, Next, Retry, Spawn, Stop, migrate
 from gendurable.db.connection import Connection
 from gendurable.errors import (
     DatabaseRefused,
@@ -27,6 +28,7 @@ from gendurable.errors import (
     NoTarget,
     SchemaMissing,
 )
+from gendurable.testing import Harness
 
 Open = Callable[..., psycopg.Connection[Any]]
 
@@ -476,6 +478,19 @@ def test_rights_to_the_rows_are_all_that_a_client_needs(clerk: tuple[str, Any], 
         assert len(client.insert_many([Checkout.new()] * 3)) == 3
         assert client.signal(id, "note").found is True
         assert client.get(id).state["number"] == 7
+
+
+def test_rights_to_the_rows_are_all_that_the_engine_needs(clerk: tuple[str, Any], conn: Connection):
+    dsn, role = clerk
+    conn.execute(SQL("grant select, insert, update, delete on gen_durable, signals to {}").format(role))
+    child = Checkout.new(Order(7))
+    parent = Scripted(start=Spawn([child], "work"), work=[Retry(), Next("finish")], finish=Stop("enough"))
+    with Harness(dsn, [parent, Checkout]) as durable:
+        id = durable.insert(Scripted.new())
+        assert durable.drain() == {"spawn": 1, "await": 1}
+        ((born,),) = conn.execute("select id from gen_durable where parent_id = %s", [id]).fetchall()
+        durable.signal(born, "paid")
+        assert durable.drain() == {"done": 1, "retry": 1, "next": 1, "stop": 1}
 
 
 def test_a_right_that_is_missing_is_named(clerk: tuple[str, Any]):

@@ -1,5 +1,6 @@
 """Steps that go wrong: every bad outcome, error and crash ends where the contract says, within one drain."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +152,11 @@ def assert_row(conn: Connection, id: int, **expected: Any) -> None:
     assert {name: stored[name] for name in expected} == expected
 
 
+def one_batch(durable: Harness) -> None:
+    """Run what is due now once, not what comes of it."""
+    durable._run(durable._claim(None, 100), Counter())
+
+
 def test_every_bad_outcome_is_an_error_of_the_step_and_fails_it_at_once(harness: MakeHarness, conn: Connection):
     # 2.1-6: nothing that a step returns may leave it running until its lease ends. All in one batch: none of them
     # hurts a neighbour either.
@@ -216,6 +222,18 @@ def test_an_error_of_a_bad_outcome_names_the_culprit(harness: MakeHarness, conn:
     id = durable.insert(Scripted.new())
     durable.drain()
     assert row(conn, id)["last_error"].startswith("Unstorable: state.order.lines[1]: nan is no JSON number")
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_what_just_fits_is_stored(harness: MakeHarness, conn: Connection, carrier: str):
+    deepest = nested(DEFAULT_LIMITS.json_depth - 1)
+    longest = "x" * (DEFAULT_LIMITS.json_bytes - len('{"v":""}'))
+    durable = harness(Scripted(start=[CARRIERS[carrier]({"v": value}) for value in (deepest, longest)]))
+    ids = durable.insert_many([Scripted.new(), Scripted.new()])
+    one_batch(durable)
+    column = "result" if carrier == "Done" else "state"
+    stored = [row(conn, id)[column] for id in sorted(ids)]
+    assert stored == [{"v": deepest}, {"v": longest}]
 
 
 def test_more_children_than_one_statement_can_carry_are_an_error_of_the_step(

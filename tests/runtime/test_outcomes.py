@@ -380,6 +380,26 @@ def test_a_timed_out_await_that_is_retried_still_has_nothing_awaited(harness: Ma
     assert [ctx.awaited for ctx in machine.seen] == [(), (), ()]
 
 
+@pytest.mark.parametrize(
+    "names", [["a", "b"], ("a", "b"), (name for name in "ab"), {"a": 1, "b": 2}, dict.fromkeys("ab").keys()]
+)
+def test_any_collection_of_names_will_do(harness: MakeHarness, conn: Connection, names: Any):
+    durable = harness(Scripted(start=Await(names, "work")))
+    id = durable.insert(Scripted.new())
+    assert durable.drain() == {"await": 1}
+    assert_row(conn, id, awaits=["a", "b"])
+
+
+@pytest.mark.parametrize("name", ["ü ✓", "with space", "x" * 255, "{a,b}", "'; drop table signals; --", '"', "null"])
+def test_a_name_may_be_any_printable_text(harness: MakeHarness, conn: Connection, name: str):
+    durable = harness(Scripted(start=Await([name, "other"], "work"), work=Done()))
+    id = durable.insert(Scripted.new())
+    durable.drain()
+    assert_row(conn, id, awaits=[name, "other"])
+    assert durable.signal(id, name).woke is True
+    assert durable.drain() == {"done": 1}
+
+
 def test_signals_in_front_of_an_await_by_another_name_stay_in_the_inbox(harness: MakeHarness, conn: Connection):
     durable = harness(Scripted(start=Await("b", "work")))
     id = durable.insert(Scripted.new())
@@ -538,6 +558,20 @@ def test_spawn_consumes_the_signals_it_was_shown_and_no_others(harness: MakeHarn
     stored = conn.execute("select name, payload from signals where target_id = %s order by id", [id]).fetchall()
     assert stored == [("noise", {}), ("go", "late")]
     assert_row(conn, id, status="awaiting_children", **UNPARKED)
+
+
+def test_a_signal_does_not_open_a_barrier_but_is_there_when_it_opens(harness: MakeHarness, conn: Connection):
+    machine = Scripted(start=Await("go", "work"), work=Spawn([Leaf.new(schedule_in=60)], "finish"), finish=Done())
+    durable = harness(machine, Leaf)
+    id = durable.insert(Scripted.new())
+    durable.signal(id, "go")
+    durable.drain()
+    assert durable.signal(id, "go").woke is False
+    assert durable.drain() == {}
+    assert_row(conn, id, status="awaiting_children")
+    durable.advance(60)
+    durable.drain()
+    assert (machine.seen[-1].awaited, [s.name for s in machine.seen[-1].inbox]) == ((), ["go"])
 
 
 class Tree(FSM[dict[str, int]], name="tree"):
@@ -705,6 +739,66 @@ def test_ended_instances_are_never_run_again(harness: MakeHarness, conn: Connect
     durable.advance(timedelta(days=365))
     assert durable.drain() == {}
     assert [row(conn, id) for id in ids] == before
+
+
+# States of a class of their own.
+
+
+@attrs.frozen
+class Line:
+    sku: str
+    price: Decimal
+
+
+@attrs.frozen
+class Basket:
+    owner: UUID
+    lines: tuple[Line, ...] = ()
+    opened: datetime | None = None
+
+
+class Shopping(FSM[Basket], name="shopping"):
+    def __init__(self, *plays: Any) -> None:
+        self.plays = list(plays)
+        self.seen: list[Basket] = []
+
+    @step
+    def start(self, ctx: Context[Basket]) -> Outcome[Basket]:
+        self.seen.append(ctx.state)
+        play = self.plays.pop(0)
+        outcome: Outcome[Basket] = play(self, ctx) if callable(play) else play
+        return outcome
+
+
+def test_a_step_is_given_the_state_that_the_one_before_returned(harness: MakeHarness, conn: Connection):
+    empty = Basket(UUID(int=7))
+    full = Basket(UUID(int=7), (Line("x", Decimal("1.10")),), datetime(2024, 2, 29, 12, tzinfo=UTC))
+    machine = Shopping(lambda self, _: Next(self.start, full), Await("go", "start"), Retry(empty), Done(full))
+    durable = harness(machine)
+    id = durable.insert(Shopping.new(empty))
+    durable.drain()
+    durable.signal(id, "go")
+    durable.drain()
+    assert machine.seen == [empty, full, full, empty]
+    assert_row(
+        conn,
+        id,
+        status="done",
+        state={"owner": str(UUID(int=7)), "lines": [], "opened": None},
+        result={
+            "owner": str(UUID(int=7)),
+            "lines": [{"sku": "x", "price": "1.10"}],
+            "opened": "2024-02-29T12:00:00+00:00",
+        },
+    )
+
+
+@pytest.mark.parametrize("state", [{"owner": str(UUID(int=7))}, Line("x", Decimal(1)), "text", Basket])
+def test_a_state_of_another_class_is_an_error_of_the_step(harness: MakeHarness, conn: Connection, state: Any):
+    durable = harness(Shopping(Next("start", state)))
+    id = durable.insert(Shopping.new(Basket(UUID(int=7))))
+    assert durable.drain() == {"stop": 1}
+    assert row(conn, id)["last_error"].startswith("BadOutcome: state: expected ")
 
 
 # 2.1-7: every document is a JSON object in the column, never a string that holds one.
