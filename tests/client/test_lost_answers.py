@@ -176,7 +176,8 @@ def test_a_connection_that_went_silent_is_given_up(proxy: Proxy, conn: Connectio
         client.insert(Checkout.new())
         proxy.swallow_at("insert")
         with monkeypatch.context() as impatient, pytest.raises(OutcomeUnknown, match="no answer"):
-            impatient.setattr("gendurable.db.connection.EngineConnection.patience", 2.0)
+            (idle,) = client._pool._pool
+            impatient.setattr(idle, "patience", 2.0)
             client.insert(Checkout.new())
         client.insert(Checkout.new())
     assert count(conn) == 2
