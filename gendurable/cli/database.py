@@ -11,8 +11,12 @@ if TYPE_CHECKING:
 
 def database(config: "Config") -> "Database":
     """Return where the tables are, as configured."""
+    import logging
+
     from gendurable.db.connection import Database
 
+    # What the driver has to say about a broken connection we say ourselves, in one line.
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())
     return Database(config.dsn, config.schema, config.prepare, config.connect_timeout, config.statement_timeout)
 
 

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
+from gendurable.cli.failures import USAGE
 from gendurable.cli.invocation import Invocation
 from gendurable.cli.parameters import Limited
 
@@ -139,6 +140,13 @@ class Group(_WithGlobalOptions, click.Group):
     """A command with subcommands."""
 
     command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Without arguments, explain, and leave as after any other mistake (click's versions differ in that)."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(USAGE)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options, then the subcommands."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
-from gendurable.cli.failures import INTERRUPTED, USAGE, judge, one_line
+from gendurable.cli.failures import INTERRUPTED, judge, one_line
 from gendurable.cli.invocation import Invocation
 from gendurable.cli.options import Group
 
@@ -99,25 +99,29 @@ def _guarded(run: Callable[[], Any], invocation: Invocation) -> int:
             # In a locale that lacks a letter it is escaped; a program must not fail over its own output.
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = run()
+        code = _code(run)
         if sys.stdout is not None:
             sys.stdout.flush()
+    except BrokenPipeError:
+        code = 0  # whoever read our output has left, as `head` does: nothing went wrong, and there is nobody to tell
+    except (KeyboardInterrupt, click.Abort, EOFError) as error:
+        code = _tell("interrupted" if isinstance(error, KeyboardInterrupt) else "nothing was done", INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  the last place to catch it
+        code = _failed(error, invocation)
+    _settle(sys.stdout)
+    _settle(sys.stderr)
+    return code
+
+
+def _code(run: Callable[[], Any]) -> int:
+    try:
+        code = run()
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
-    except (KeyboardInterrupt, click.Abort, EOFError) as error:
-        return _tell("interrupted" if isinstance(error, KeyboardInterrupt) else "nothing was done", INTERRUPTED)
-    except BrokenPipeError:
-        return _closed_pipe()
-    except Exception as error:  # noqa: BLE001  the last place to catch it
-        return _failed(error, invocation)
     return code if isinstance(code, int) else 0
 
 
 def _failed(error: Exception, invocation: Invocation) -> int:
-    no_arguments = getattr(click.exceptions, "NoArgsIsHelpError", None)  # click 8.2; before, it left by Exit
-    if no_arguments is not None and isinstance(error, no_arguments):
-        click.echo(error.ctx.get_help() if error.ctx else str(error), err=True)
-        return USAGE
     failure = judge(error)
     if invocation.debug and not isinstance(error, click.ClickException):
         with suppress(OSError):
@@ -131,12 +135,15 @@ def _tell(message: str, code: int) -> int:
     return code
 
 
-def _closed_pipe() -> int:
-    """Whoever read our output has left, as `head` does: nothing went wrong, and there is nobody to tell."""
-    with suppress(OSError, ValueError):
-        # What is still buffered must not be complained about when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+def _settle(stream: TextIO | None) -> None:
+    """See to it that Python does not complain, when it ends, about output that nobody takes."""
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 # Shorter ones would blot out half of a message, and are no secret.
