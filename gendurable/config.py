@@ -76,6 +76,7 @@ class Config:
     poll: timedelta = timedelta(seconds=1)
     max_poll: timedelta = timedelta(seconds=5)
     reap: timedelta = timedelta(seconds=30)
+    reaper: bool = True
     drain_timeout: timedelta = timedelta(seconds=5)
     prefetch: int | Literal["auto"] = 0
     min_demand: int = 1
@@ -132,18 +133,20 @@ def load(
     env: Mapping[str, str],
     file: Mapping[str, Any] | None = None,
     file_path: str = FILE_NAME,
+    flags: Mapping[str, str] = MappingProxyType({}),
     commands: Collection[str] = (),
 ) -> Loaded:
     """Lay the layers over each other and check the whole.
 
-    `cli` has the settings' own names as keys; `file` is what TOML was read into. `commands` are the names after which
-    a variable may be named that is none of ours (`GENDURABLE_LIST_LIMIT`).
+    `cli` has the settings' own names as keys, `flags` what was typed for them where that is something else; `file` is
+    what TOML was read into. `commands` are the names after which a variable may be named that is none of ours
+    (`GENDURABLE_LIST_LIMIT`).
     """
     _refuse_misspelt_variables(env, commands)
     values: dict[str, Any] = {}
     settings = {key.name: Setting(_shown(key, _default(key)), "default") for key in _KEYS}
     # A value is judged even where a later layer replaces it: nobody wants to learn of it when that one goes away.
-    for layer in (_from_file(file or {}, file_path), _from_environment(env), _from_command_line(cli)):
+    for layer in (_from_file(file or {}, file_path), _from_environment(env), _from_command_line(cli, flags)):
         for name, (raw, source) in layer.items():
             values[name] = _read(_BY_NAME[name], raw, source)
             settings[name] = Setting(_shown(_BY_NAME[name], values[name], raw), source)
@@ -198,6 +201,7 @@ _KEYS = (
     _worker_key("poll", read_positive),
     _worker_key("max_poll", read_positive),
     _worker_key("reap", read_positive),
+    _worker_key("reaper", read_truth),
     _worker_key("drain_timeout", read_positive),
     _worker_key("prefetch", read_prefetch),
     _worker_key("min_demand", number(1, MAX_QUEUE_SIZE)),
@@ -254,8 +258,8 @@ def _shown(key: _Key, value: Any, raw: Any = None) -> Any:
 _Layer: TypeAlias = dict[str, tuple[Any, str]]
 
 
-def _from_command_line(cli: Mapping[str, Any]) -> _Layer:
-    return {name: (raw, f"cli --{name.replace('_', '-')}") for name, raw in cli.items()}
+def _from_command_line(cli: Mapping[str, Any], flags: Mapping[str, str]) -> _Layer:
+    return {name: (raw, f"cli {flags.get(name, '--' + name.replace('_', '-'))}") for name, raw in cli.items()}
 
 
 def _from_environment(env: Mapping[str, str]) -> _Layer:

@@ -81,6 +81,7 @@ FILE: dict[str, Any] = {
         "poll": "500ms",
         "max_poll": "4s",
         "reap": "1m",
+        "reaper": False,
         "drain-timeout": "60s",
         "prefetch": "auto",
         "min-demand": 3,
@@ -122,6 +123,7 @@ def test_a_file_can_say_everything():
         poll=timedelta(milliseconds=500),
         max_poll=timedelta(seconds=4),
         reap=timedelta(minutes=1),
+        reaper=False,
         drain_timeout=timedelta(minutes=1),
         prefetch="auto",
         min_demand=3,
@@ -182,6 +184,11 @@ def test_flags_that_are_repeated_add_up_and_commas_separate():
 
 def test_a_queue_name_may_hold_an_equals_sign():
     assert dict(loaded({"queues": "a=b=3"}).config.queues) == {"a=b": 3}
+
+
+def test_a_flag_of_another_name_is_what_the_source_says():
+    found = loaded({"gc_retention": "off"}, flags={"gc_retention": "--no-gc"})
+    assert found.settings["gc_retention"].source == "cli --no-gc"
 
 
 def test_what_can_be_switched_off_is_switched_off_with_the_word():

@@ -19,6 +19,7 @@ class Invocation:
     def __init__(self) -> None:
         """Nothing was said yet."""
         self.settings: dict[str, Any] = {}
+        self.flags: dict[str, str] = {}
         self.config_file: str | None = None
         self.json = False
         self.debug = False
@@ -37,6 +38,7 @@ class Invocation:
             env=os.environ,
             file=None if path is None else _read_toml(path),
             file_path=str(path),
+            flags=self.flags,
             commands=self.commands,
         )
         apply_limits(loaded.config.limits)

@@ -14,7 +14,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _keep_setting(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     if value is not None and value != () and param.name is not None:
-        ctx.ensure_object(Invocation).settings[param.name] = value
+        invocation = ctx.ensure_object(Invocation)
+        invocation.settings[param.name] = value
+        invocation.flags[param.name] = param.opts[0]
 
 
 def _keep_config_file(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -83,6 +85,8 @@ def worker_options() -> list[click.Option]:
         setting("--poll", "How often an idle queue is looked at.", metavar="TIME"),
         setting("--max-poll", "How rarely a long idle queue is looked at.", metavar="TIME"),
         setting("--reap", "How often expired claims are looked for.", metavar="TIME"),
+        setting("--no-reaper", "Leave expired claims to other workers.", name="reaper", flag_value="off"),
+        setting("--no-gc", "Delete nothing, whatever the file says.", name="gc_retention", flag_value="off"),
         setting("--drain-timeout", "How long running steps may finish when stopping.", metavar="TIME"),
         setting("--prefetch", "Claims held ready beyond those that run: a number, or auto.", metavar="N"),
         setting("--min-demand", "Free places that make a claim worthwhile.", metavar="N"),

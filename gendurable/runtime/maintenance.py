@@ -14,12 +14,12 @@ from gendurable.runtime.sweeping import collect_garbage, reap_expired, wake_over
 
 @frozen(kw_only=True)
 class MaintenanceSettings:
-    """How often each chore is done; `retention` None keeps terminal rows for ever."""
+    """How often each chore is done; `reap` None leaves it to other workers, `retention` None keeps rows for ever."""
 
     worker: str
     lease: timedelta
     sweep: float
-    reap: float
+    reap: float | None
     grace: float
     retention: timedelta | None
     gc_interval: float
@@ -57,8 +57,10 @@ class Maintenance(Loop):
         if overdue:
             self._emit(AwaitsTimedOut(len(overdue)))
         due = {row.queue for row in overdue}
-        if monotonic() >= self._next_reap:
+        reap = self._settings.reap
+        if reap is not None and monotonic() >= self._next_reap:
             due |= self._reap()
+            self._next_reap = monotonic() + jittered(reap)
         if due:
             self._on_due(frozenset(due))
         retention = self._settings.retention
@@ -72,5 +74,4 @@ class Maintenance(Loop):
         reaped = reap_expired(self._session.conn, worker=self._settings.worker, lease=self._settings.lease)
         for row in reaped:
             self._emit(LeaseReaped(row.id, row.queue, row.fsm, row.step, row.crashes, row.spent))
-        self._next_reap = monotonic() + jittered(self._settings.reap)
         return {row.queue for row in reaped if not row.spent}

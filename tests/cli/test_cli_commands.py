@@ -512,6 +512,16 @@ def test_config_show_tells_every_setting_and_its_layer(out: Out, out_json: CliJs
     assert re.search(r'^queues +\{"a": 3\} +file gendurable.toml$', text, re.MULTILINE)
 
 
+def test_a_worker_can_be_told_to_leave_chores_to_others(out_json: CliJson, tmp_path):
+    (tmp_path / "gendurable.toml").write_text('[gc]\nretention = "7d"\n')
+    document = out_json("config", "show", "--no-reaper", "--no-gc")
+    assert document["reaper"] == {"value": False, "source": "cli --no-reaper"}
+    assert document["gc_retention"] == {"value": None, "source": "cli --no-gc"}
+    document = out_json("config", "show")
+    assert document["reaper"] == {"value": True, "source": "default"}
+    assert document["gc_retention"] == {"value": "7d", "source": "file gendurable.toml"}
+
+
 def test_config_show_never_shows_a_password(cli: Cli):
     for dsn in ("postgresql://u:hidden@h/d", "host=h password=hidden"):
         for arguments in (["config", "show"], ["config", "show", "--json"]):

@@ -358,6 +358,32 @@ def test_a_worker_runs_what_was_inserted_by_name_and_shows_up_in_status(dsn: str
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize(("flags", "status"), [(["--no-reaper"], "executing"), ([], "done")])
+def test_a_worker_without_a_reaper_leaves_expired_claims_to_others(
+    flags: list[str], status: str, dsn: str, environment: dict[str, str]
+):
+    overdue = (
+        "insert into gen_durable (fsm, step, state, status, awaits, await_deadline)"
+        " values ('checkout', 'finish', '{\"number\": 1}', 'awaiting_signal', '{x}', now()) returning id"
+    )
+    expired = (
+        "insert into gen_durable (fsm, fsm_version, step, state, status, locked_by, lease_expires_at, fence)"
+        " values ('checkout', 2, 'start', '{\"number\": 2}', 'executing', 'gone', now() - interval '1 hour', 1) returning id"
+    )
+    timing = ["--lease", "10s", "--heartbeat", "1s", "--poll", "50ms", "--reap", "50ms"]
+    with psycopg.connect(dsn, autocommit=True) as conn, Client(dsn) as client:
+        [stuck] = conn.execute(expired).fetchone() or [0]
+        with start("worker", "--fsms", "storefront", *timing, *flags, env=environment) as process:
+            # Maintenance wakes the overdue before it reaps: when the second is woken, the first round is over.
+            for _ in range(2):
+                [id] = conn.execute(overdue).fetchone() or [0]
+                assert client.wait(id, timeout=30).status == "done"
+            until(lambda: client.get(stuck).status == status, f"the claim being {status}")
+            process.terminate()
+            process.communicate(timeout=PATIENCE)
+        assert client.get(stuck).status == status
+
+
 # A private server.
 
 
