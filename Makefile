@@ -6,10 +6,10 @@ STAMP  := $(VENV)/.installed
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check format lint imports types test test-slow schema wheel reference clean
+.PHONY: help install demo check format lint imports types test test-slow test-all-pg test-all-python deploy-check schema wheel reference clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -29,6 +29,40 @@ test: $(STAMP) ## run the tests against a private Postgres that is started and s
 
 test-slow: $(STAMP) ## the tests that search at random, much longer
 	GENDURABLE_HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(JOBS) tests/db/test_engine_machine.py
+
+# The suite, or the part of it that TESTS names, on every supported server and every supported Python.
+TESTS     ?= tests
+PG_MAJORS ?= 14 15 16 17 18
+PYTHONS   ?= 3.11 3.12 3.13
+
+test-all-pg: $(STAMP) ## the tests on PostgreSQL 14 to 18, fetched into .cache
+	@failed=; for major in $(PG_MAJORS); do \
+	  echo "== PostgreSQL $$major"; \
+	  bin=$$($(BIN)/python tests/fetch_postgres.py $$major) \
+	    && GENDURABLE_PG_BIN=$$bin $(BIN)/python -m pytest -n $(JOBS) $(TESTS) || failed="$$failed $$major"; \
+	done; [ -z "$$failed" ] || { echo "failed on PostgreSQL$$failed"; exit 1; }
+
+test-all-python: ## the tests on Python 3.11 to 3.13, as far as they are here
+	@failed=; for version in $(PYTHONS); do \
+	  echo "== Python $$version"; python=; \
+	  for each in python$$version $$HOME/.pyenv/versions/$$version.*/bin/python3; do \
+	    if "$$each" -c 'import venv' 2>/dev/null; then python=$$each; break; fi; \
+	  done; \
+	  if [ -z "$$python" ]; then echo "not here"; continue; fi; \
+	  venv=.cache/python/$$version; \
+	  "$$python" -m venv $$venv \
+	    && $$venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' \
+	    && $$venv/bin/python -m pytest -n $(JOBS) $(TESTS) || failed="$$failed $$version"; \
+	done; [ -z "$$failed" ] || { echo "failed on Python$$failed"; exit 1; }
+
+DEPLOY_STAMP := $(VENV)/.deploy-tools
+$(DEPLOY_STAMP): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[deploy]'
+	@touch $@
+
+deploy-check: $(DEPLOY_STAMP) ## judge deploy/ with every tool that is here or can be fetched
+	@sh tests/deploy/fetch_tools.sh
+	$(BIN)/python -m pytest -rs tests/deploy
 
 check: $(STAMP) format lint imports types ## everything that must hold before a commit, except the tests
 
@@ -55,5 +89,5 @@ reference: $(STAMP) ## write the reference parts of README.md anew from the code
 	$(BIN)/python tests/docs/reference.py
 
 clean: ## remove what make made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	find gendurable tests -name __pycache__ -type d -exec rm -rf {} +
