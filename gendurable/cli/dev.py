@@ -28,9 +28,10 @@ def _dev_options() -> list[click.Option]:
 @click.option("--until-idle", is_flag=True, help="End when nothing that could run is due or running.")
 @pass_invocation
 def dev(invocation: Invocation, /, reset: bool, until_idle: bool) -> int:
-    """Start a private Postgres, migrate it, and run a worker: for development, not for production.
+    """Run a worker on a private Postgres.
 
-    Without --fsms it runs the demo machines; without --queues it serves every queue that the machines name.
+    Starts the server, migrates it, and works: for development, not for production. Without --fsms it runs the demo
+    machines; without --queues it serves every queue that the machines name.
     """
     if "dsn" in invocation.settings:
         raise click.UsageError("dev brings its own server: use `gendurable worker` with --dsn")

@@ -37,7 +37,10 @@ class Check(NamedTuple):
 @takes(worker_options)
 @pass_invocation
 def doctor(invocation: Invocation, /) -> None:
-    """Check server, role, pooler and sizes; leaves with 1 if there is a finding."""
+    """Check server, role, pooler and sizes.
+
+    Leaves with 1 if there is a finding.
+    """
     from gendurable.db import store
     from gendurable.db.migrate import installed_version
 
@@ -52,10 +55,8 @@ def doctor(invocation: Invocation, /) -> None:
     if invocation.json:
         emit({"checks": [each._asdict() for each in checks]})
     else:
-        table(
-            ["check", "verdict", "what"],
-            [(each.check, "ok" if each.ok else "finding", each.message) for each in checks],
-        )
+        rows = [(each.check, "ok" if each.ok else "finding", each.message) for each in checks]
+        table(["check", "verdict", "what"], rows, whole=["check", "verdict", "what"])
     findings = [each for each in checks if not each.ok]
     if findings:
         raise CommandFailed(f"{len(findings)} to mend: {', '.join(each.check for each in findings)}")
@@ -85,7 +86,7 @@ def _judge_connections(config: "Config", found: "Examination") -> Check:
     each = len(config.queues) + OTHER_CONNECTIONS
     needed = config.processes * (each + config.lock_connection_limit)
     formula = (
-        f"a worker needs up to {needed} = {config.processes} x ({len(config.queues)} queues + {OTHER_CONNECTIONS} "
+        f"a worker needs up to {needed} = {config.processes} x ({len(config.queues)} for queues + {OTHER_CONNECTIONS} "
         f"+ {config.lock_connection_limit} for partition keys), the server has {found.connections}"
     )
     fits = needed <= found.connections

@@ -207,7 +207,10 @@ def _complain_unless_done(ended: Sequence["Instance"]) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask when filters choose.")
 @pass_invocation
 def retry(invocation: Invocation, /, ids: Sequence[int], dry_run: bool, yes: bool, **given: Any) -> None:
-    """Let failed instances run again, at the step that failed: those named, or all that match the filters."""
+    """Let failed instances run again.
+
+    They begin at the step that failed: those named by id, or all failed ones that match the filters.
+    """
     filters = Filters(**given)
     if bool(ids) == bool(filters):
         raise click.UsageError("Name the instances by id, or choose them by filters: one of the two")

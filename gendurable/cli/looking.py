@@ -65,15 +65,15 @@ def _show_instance(instance: "Instance", signals: "Sequence[StoredSignal]", chil
         "queue": instance.queue,
         "priority": instance.priority,
         "attempt": instance.attempt,
-        "crashes": instance.crashes,
+        "crashes": instance.crashes or None,
         "partition_key": instance.partition_key,
         "unique_key": None if instance.unique_key is None else key_text(instance.unique_key),
-        "eligible_at": _instant(instance.eligible_at, now),
+        "eligible_at": _instant(instance.eligible_at, now) if instance.status == "runnable" else None,
         "locked_by": instance.locked_by,
         "lease_expires_at": _instant(instance.lease_expires_at, now),
         "awaits": ", ".join(instance.awaits or ()),
         "await_deadline": _instant(instance.await_deadline, now),
-        "children_pending": instance.children_pending,
+        "children_pending": instance.children_pending or None,
         "parent": parent,
         "inserted_at": _instant(instance.inserted_at, now),
         "updated_at": _instant(instance.updated_at, now),
@@ -173,7 +173,8 @@ def _show_instances(instances: "Iterable[Instance]") -> None:
         )
         for each in instances
     ]
-    table(["id", "fsm", "status", "step", "queue", "attempt", "age", "error"], rows, right=["id", "attempt", "age"])
+    columns = ["id", "fsm", "status", "step", "queue", "attempt", "age", "error"]
+    table(columns, rows, right=["id", "attempt", "age"], whole=["status"])
 
 
 @click.command(cls=Command)
@@ -186,7 +187,10 @@ def _show_instances(instances: "Iterable[Instance]") -> None:
 )
 @pass_invocation
 def status(invocation: Invocation, /, watch: timedelta | None) -> None:
-    """Show queues, what is due, live workers, and work that no worker can do."""
+    """Show queues, due work and live workers.
+
+    And the due work that no live worker has the code for.
+    """
     config = invocation.config
 
     def show() -> None:

@@ -117,13 +117,22 @@ def coloured() -> bool:
     return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> None:
-    """Print rows under their headings; cut to the terminal only when there is one. `right`: columns of numbers."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = (), whole: Sequence[str] = ()
+) -> None:
+    """Print rows under their headings; cut to the terminal when there is one.
+
+    `right` are columns of numbers, `whole` those that are never cut.
+    """
     cells = [[printable("" if value is None else value) for value in row] for row in rows]
     headings = [name.upper() for name in columns]
     widths = [max(map(_width, column)) for column in zip(headings, *cells, strict=True)]
     if on_terminal():
-        _shrink(widths, headings, shutil.get_terminal_size().columns)
+        floors = [
+            width if name in (*right, *whole) else max(_NARROWEST, _width(heading))
+            for name, heading, width in zip(columns, headings, widths, strict=True)
+        ]
+        _shrink(widths, floors, shutil.get_terminal_size().columns)
     paint = coloured()
     _print_row(headings, widths, [name in right for name in columns], bold=paint)
     for row in cells:
@@ -150,9 +159,8 @@ def _print_row(
     echo(_GAP.join(parts).rstrip())
 
 
-def _shrink(widths: list[int], headings: Sequence[str], room: int) -> None:
-    """Take from the widest columns until the table fits, but leave each its heading."""
-    floors = [max(_NARROWEST, _width(heading)) for heading in headings]
+def _shrink(widths: list[int], floors: Sequence[int], room: int) -> None:
+    """Take from the widest columns until the table fits, as far as that goes."""
     while sum(widths) + len(_GAP) * (len(widths) - 1) > room:
         candidates = [place for place, width in enumerate(widths) if width > floors[place]]
         if not candidates:

@@ -74,9 +74,9 @@ def _shown(value: Any) -> str:
 @click.command(cls=Command)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that completes commands in SHELL, to be put where the shell reads it.
+    """Print the completion script for SHELL.
 
-    For bash: gendurable completion bash > ~/.bash_completion
+    To be put where the shell reads it, for bash: gendurable completion bash > ~/.bash_completion
     """
     from click.shell_completion import BashComplete, FishComplete, ZshComplete
 

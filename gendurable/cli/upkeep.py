@@ -28,7 +28,10 @@ def _batch() -> list[click.Option]:
 @takes(_batch)
 @pass_invocation
 def gc(invocation: Invocation, /, older_than: timedelta, dry_run: bool) -> None:
-    """Delete instances that ended long ago; a child stays while its parent lives."""
+    """Delete instances that ended long ago.
+
+    A child stays while its parent lives, and a parent while it has children.
+    """
     from gendurable.db import store
     from gendurable.runtime.sweeping import collect_garbage
 
@@ -59,7 +62,10 @@ def gc(invocation: Invocation, /, older_than: timedelta, dry_run: bool) -> None:
 @takes(lambda: [setting("--http", "The worker's address.", metavar="HOST:PORT")])
 @pass_invocation
 def health(invocation: Invocation, /, url: str | None) -> None:
-    """Ask a worker's probe; prints ok, or leaves with 1."""
+    """Ask a worker whether it is well.
+
+    Prints ok, or leaves with 1: for containers and exec probes.
+    """
     from urllib.error import HTTPError, URLError
     from urllib.request import ProxyHandler, build_opener
 
