@@ -103,6 +103,9 @@ def worker(dsn: str, *flags: str, **settings: Any) -> Iterator[WorkerProcess]:
     running = WorkerProcess(dsn, *flags, **settings)
     try:
         yield running
+    except BaseException:
+        print(f"the log of worker {running.pid}, exit code {running.process.poll()}:\n{running.log}")  # noqa: T201
+        raise
     finally:
         running.kill()
         Path(running._log.name).unlink()
