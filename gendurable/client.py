@@ -51,6 +51,7 @@ from gendurable.errors import (
 EMPTY: Mapping[str, Any] = {}
 FIRST_LOOK, LONGEST_PAUSE = 0.01, 0.5
 APPLICATION = "gendurable client"
+PATIENCE_WITH_IDLE = 2.0
 
 # The SQLSTATEs with which a session ends: connection exceptions, shutdown, crash of a neighbour.
 _GOODBYES = ("08", "57P01", "57P02", "57P03", "57P05")
@@ -250,8 +251,17 @@ def _own_pool(database: Database) -> "ConnectionPool[Any]":
         timeout=5,
         name=APPLICATION,
         configure=database.set_up,
-        check=ConnectionPool.check_connection,
+        check=_check_idle,
     )
+
+
+def _check_idle(conn: EngineConnection) -> None:
+    """See that an idle connection still answers, with less patience than the pool has: there is time for another."""
+    patience, conn.patience = conn.patience, PATIENCE_WITH_IDLE
+    try:
+        ConnectionPool.check_connection(conn)
+    finally:
+        conn.patience = patience
 
 
 def _check_conn(conn: object) -> Connection:

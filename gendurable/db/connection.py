@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -22,6 +22,8 @@ Connection: TypeAlias = psycopg.Connection[Any]
 DEFAULT_SCHEMA = "public"
 MAX_IDENTIFIER_BYTES = 63
 MILLISECOND = timedelta(milliseconds=1)
+# How long an answer may be under way once the server has given it.
+LONGEST_JOURNEY = 5.0
 
 
 def check_schema(schema: str | None) -> str:
@@ -50,10 +52,21 @@ def search_path(schema: str) -> str:
     return sql.Identifier(schema).as_string(None) + ", pg_temp"
 
 
+@frozen
+class Backend:
+    """A session as the server knows it."""
+
+    pid: int
+    started: datetime
+
+
 class EngineConnection(psycopg.Connection[Any]):
     """A connection whose every call has a deadline: one that went silent is closed, whatever swallowed its packets."""
 
     patience: float = 35.0
+    fell_silent: bool = False
+    # None where a pooler stands between: the session at its other end is not ours alone.
+    backend: Backend | None = None
 
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         """Consume a generator of the driver, as every call does; OperationalError once patience is over."""
@@ -63,6 +76,7 @@ class EngineConnection(psycopg.Connection[Any]):
             return super().wait(gen, interval, patience)
         except psycopg.OperationalError as error:
             if timeout is None and monotonic() - started >= patience and not self.closed:
+                self.fell_silent = True
                 self.close()
                 raise psycopg.OperationalError(f"no answer from the server within {patience:g} s") from error
             raise
@@ -80,7 +94,7 @@ class Database:
 
     def connect(
         self, application: str, *, patience: float | None = None, lock_timeout: timedelta | None = None
-    ) -> Connection:
+    ) -> EngineConnection:
         """Open a connection that is ready for the engine's statements.
 
         The server gives up on a statement after `statement_timeout`; should its answer not come, we do a little later,
@@ -91,7 +105,8 @@ class Database:
             conn = EngineConnection.connect(self.dsn, **self.parameters(application))
         except psycopg.OperationalError as error:
             raise DatabaseUnavailable(f"cannot connect to {target(self.dsn)}: {one_line(error)}") from error
-        conn.patience = patience or self.statement_timeout.total_seconds() + 5
+        limit = self.statement_timeout.total_seconds()
+        conn.patience = patience or limit + min(limit, LONGEST_JOURNEY)
         try:
             self.set_up(conn)
             if lock_timeout is not None:
@@ -107,11 +122,20 @@ class Database:
         others = start_up(self.dsn, application, self.connect_timeout)
         return {"autocommit": True, "prepare_threshold": prepare_threshold, **others}
 
-    def set_up(self, conn: Connection) -> None:
-        """Make a new connection ready for the engine's statements."""
+    def set_up(self, conn: EngineConnection) -> None:
+        """Make a new connection ready for the engine's statements.
+
+        The keepalives are the server's: by default it would keep the locks of a client that vanished for two hours.
+        """
         configure(conn, self.schema)
-        limit = f"{self.statement_timeout // MILLISECOND}ms"
-        conn.execute("select set_config('statement_timeout', %s, false)", [limit])
+        found = conn.execute(
+            "select pid, backend_start, set_config('statement_timeout', %s, false),"
+            " set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),"
+            " set_config('tcp_keepalives_count', '3', false) from pg_stat_get_activity(pg_backend_pid())",
+            [f"{self.statement_timeout // MILLISECOND}ms"],
+        ).fetchone()
+        if found is not None and found[0] == conn.info.backend_pid:
+            conn.backend = Backend(*found[:2])
 
 
 def connect(dsn: str, *, schema: str | None = None, application: str = "gendurable") -> Connection:

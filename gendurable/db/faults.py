@@ -21,6 +21,7 @@ _PASSING = (
     "58",  # system errors
 )
 _LOCKED = "55P03"
+_READ_ONLY = "25006"
 _POOLED = ("26000", "42P05")
 
 
@@ -45,6 +46,11 @@ def is_passing(error: Exception) -> bool:
 def is_locked(error: psycopg.Error) -> bool:
     """Tell whether somebody else held a row for longer than we wait."""
     return error.sqlstate == _LOCKED
+
+
+def is_read_only(error: Exception) -> bool:
+    """Tell whether this session may not write: others may, or one to the server that has taken over meanwhile."""
+    return isinstance(error, psycopg.Error) and error.sqlstate == _READ_ONLY
 
 
 def hint(error: Exception) -> str:

@@ -5,7 +5,7 @@ Each returns `Rows`, read when asked: inside a pipeline nothing waits for an ans
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 import psycopg
@@ -228,6 +228,11 @@ def find_sibling(conn: Connection, *, key: str, id: int) -> Rows[int]:  # noqa: 
 def unlock_partition(conn: Connection, *, key: str) -> Rows[bool]:
     """Let go of a partition key's lock; false if this session did not hold it."""
     return _scalars(conn, "unlock_partition", key=key, **{"class": LOCK_CLASS})
+
+
+def end_session(conn: Connection, *, pid: int, started: datetime) -> Rows[bool]:
+    """End the session of that process, if it is still the one that began then."""
+    return _scalars(conn, "end_session", pid=pid, started=started)
 
 
 def reclaim(conn: Connection, *, prefix: str, remaining: timedelta, limit: int) -> Rows[int]:

@@ -115,7 +115,7 @@ class Loop(ABC):
         return rest
 
     def _set_back(self, error: Exception) -> float:
-        self._session.drop_if_broken()
+        self._session.drop_if_broken(error)
         self._failures += 1
         pause = jittered(min(FIRST_SETBACK * 2 ** min(self._failures - 1, 10), self.setback_limit()))
         self._emit(DatabaseUnavailable(self.name, one_line(error) + hint(error), pause))

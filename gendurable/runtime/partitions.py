@@ -3,11 +3,15 @@
 import secrets
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from time import monotonic
 
+import psycopg
+
 from gendurable.db import store
-from gendurable.db.connection import Connection
+from gendurable.db.connection import Connection, EngineConnection
+from gendurable.errors import DatabaseUnavailable
+from gendurable.runtime.session import end_silent
 
 IDLE = 10.0
 GLANCE = 0.2
@@ -20,12 +24,12 @@ class LockConnections:
     Never shared: a session may take the same lock twice, so two steps on one connection would not exclude each other.
     """
 
-    def __init__(self, connect: Callable[[], Connection], size: int) -> None:
+    def __init__(self, connect: Callable[[], EngineConnection], size: int) -> None:
         """Remember how to connect; nothing is opened yet."""
         self._connect = connect
         self._permits = threading.Semaphore(size)
         self._lock = threading.Lock()
-        self._idle: list[tuple[float, Connection]] = []
+        self._idle: list[tuple[float, EngineConnection]] = []
         self.size = size
         self.used = 0
         self.waiting = 0
@@ -35,7 +39,7 @@ class LockConnections:
         """How many connections are open and unused."""
         return len(self._idle)
 
-    def acquire(self, give_up: threading.Event) -> Connection | None:
+    def acquire(self, give_up: threading.Event) -> EngineConnection | None:
         """Return a connection for one step; waits while all are in use, None if told to give up before there is one.
 
         Raises if the database is out of reach.
@@ -53,13 +57,14 @@ class LockConnections:
             self.used += 1
         return conn
 
-    def release(self, conn: Connection, *, clean: bool) -> None:
+    def release(self, conn: EngineConnection, *, clean: bool) -> None:
         """Take a connection back; only a `clean` one, that holds no lock and no transaction, is kept."""
+        kept = clean and not conn.closed
+        if not kept:
+            self._close(conn)
         with self._lock:
-            if clean and not conn.closed:
+            if kept:
                 self._idle.append((monotonic(), conn))
-            else:
-                conn.close()
             self.used -= 1
         self._permits.release()
 
@@ -71,6 +76,13 @@ class LockConnections:
             self._idle = [(since, conn) for since, conn in self._idle if since > limit]
         for conn in old:
             conn.close()
+
+    def _close(self, conn: EngineConnection) -> None:
+        conn.close()
+        if conn.fell_silent:
+            # Else the key stays locked until the server misses us.
+            with suppress(psycopg.Error, DatabaseUnavailable), closing(self._connect()) as other:
+                end_silent(other, conn)
 
     def _permitted(self, give_up: threading.Event) -> bool:
         with self._lock:
@@ -84,7 +96,7 @@ class LockConnections:
             with self._lock:
                 self.waiting -= 1
 
-    def _pop(self) -> Connection | None:
+    def _pop(self) -> EngineConnection | None:
         with self._lock:
             return self._idle.pop()[1] if self._idle else None
 

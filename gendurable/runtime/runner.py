@@ -11,8 +11,8 @@ from gendurable.core.claim import Claim
 from gendurable.core.registry import Machine
 from gendurable.current import CurrentStep, in_step
 from gendurable.db import store
-from gendurable.db.connection import Connection, one_line
-from gendurable.db.faults import is_passing
+from gendurable.db.connection import Connection, EngineConnection, one_line
+from gendurable.db.faults import is_passing, is_read_only
 from gendurable.db.operations import take_key
 from gendurable.errors import describe
 from gendurable.events import (
@@ -101,11 +101,11 @@ class Runner:
         finally:
             self.locks.release(conn, clean=clean)
 
-    def _locked(self, claim: Claim, key: str) -> Connection | None:
+    def _locked(self, claim: Claim, key: str) -> EngineConnection | None:
         """Return a connection that holds the key's lock; None if the claim was given back instead."""
         failures = 0
         while True:
-            conn: Connection | None = None
+            conn: EngineConnection | None = None
             try:
                 conn = self.locks.acquire(self.stopping)
                 if conn is None:
@@ -143,7 +143,7 @@ class Runner:
             try:
                 settled = settle(conn, [performed.change], unlock=key)
             except psycopg.Error as error:
-                if conn.closed or not is_passing(error):
+                if conn.closed or is_read_only(error) or not is_passing(error):
                     raise
                 failures += 1
                 sleep(jittered(min(FIRST_SETBACK * 2 ** min(failures, 10), LONGEST_SETBACK)))

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from time import monotonic
+from time import monotonic, sleep
 
 import psycopg
 from attrs import evolve
@@ -16,7 +16,7 @@ from gendurable.config import Config
 from gendurable.core.claim import Claim
 from gendurable.core.registry import Registry
 from gendurable.db import migrate, store
-from gendurable.db.connection import Connection, Database
+from gendurable.db.connection import Connection, Database, EngineConnection
 from gendurable.db.faults import is_passing
 from gendurable.db.operations import give_back
 from gendurable.db.rows import ServerFacts
@@ -144,7 +144,7 @@ class Worker:
             conn = self._spare.conn
             return not store.has_work(conn, queues=list(self.config.queues), machines=self._registry.capabilities).one()
         except (psycopg.Error, DatabaseUnavailable) as error:
-            self._spare.drop_if_broken()
+            self._spare.drop_if_broken(error)
             if is_passing(error):
                 return False
             raise
@@ -175,8 +175,8 @@ class Worker:
             counts = store.count_instances(conn).all()
             due = store.count_due(conn).all()
             unserved = store.count_unserved(conn).all()
-        except (psycopg.Error, DatabaseUnavailable):
-            self._spare.drop_if_broken()
+        except (psycopg.Error, DatabaseUnavailable) as error:
+            self._spare.drop_if_broken(error)
             return None
         return Sample(
             instances={(row.queue, row.status): row.count for row in counts},
@@ -225,10 +225,10 @@ class Worker:
                 give_back(self._spare.conn, unstarted)
                 break
             except (psycopg.Error, DatabaseUnavailable) as error:
-                self._spare.drop_if_broken()
+                self._spare.drop_if_broken(error)
                 if not is_passing(error):
                     raise
-                self._stopping.wait(0.1)
+                sleep(0.1)
         self.inflight.remove(unstarted)
         return len(unstarted)
 
@@ -317,7 +317,7 @@ class Worker:
         application = f"gendurable {name}"
         return Session(lambda: self._database.connect(application, patience=patience, lock_timeout=lock_timeout))
 
-    def _connect_lock(self) -> Connection:
+    def _connect_lock(self) -> EngineConnection:
         database = evolve(self._database, dsn=self.config.lock_dsn or self._database.dsn)
         return database.connect("gendurable lock", lock_timeout=LOCK_TIMEOUT)
 

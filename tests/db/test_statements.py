@@ -7,7 +7,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -73,6 +73,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "lock_partition": lambda c: store.lock_partition(c, key="k"),
     "find_sibling": lambda c: store.find_sibling(c, key="k", id=1),
     "unlock_partition": lambda c: store.unlock_partition(c, key="k"),
+    "end_session": lambda c: store.end_session(c, pid=1, started=datetime.now(UTC)),
     "reclaim": lambda c: store.reclaim(c, prefix="w", remaining=MINUTE, limit=1),
     "beat": lambda c: store.beat(c, worker="w", name="w", host="h", pid=1, queues="{}", machines=["f@1"], lease=MINUTE),
     "leave": lambda c: store.leave(c, worker="w"),
