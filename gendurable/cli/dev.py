@@ -8,6 +8,7 @@ import click
 from gendurable.cli.invocation import Invocation, pass_invocation
 from gendurable.cli.options import Command, setting, takes, worker_options
 from gendurable.cli.output import note
+from gendurable.cli.worker import obey_early
 
 if TYPE_CHECKING:
     from gendurable.config import Config
@@ -33,6 +34,7 @@ def dev(invocation: Invocation, /, reset: bool, until_idle: bool) -> int:
     Starts the server, migrates it, and works: for development, not for production. Without --fsms it runs the demo
     machines; without --queues it serves every queue that the machines name.
     """
+    obey_early()
     if "dsn" in invocation.settings:
         raise click.UsageError("dev brings its own server: use `gendurable worker` with --dsn")
     from gendurable import embedded

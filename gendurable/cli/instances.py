@@ -65,7 +65,7 @@ def insert(
         raise click.UsageError("--at and --in exclude each other: give one of them")
     if timeout is not None and not wait:
         raise click.UsageError("--timeout needs --wait")
-    if state is not None and not isinstance(state, dict):
+    if _is_given("state") and not isinstance(state, dict):
         raise click.UsageError("STATE_JSON is no JSON object: give one such as '{\"number\": 42}'")
     config = invocation.config
     new = _new_instance(config, fsm, version, state, schedule_at=at, schedule_in=delay, **options)
@@ -92,6 +92,11 @@ def insert(
     _complain_unless_done([found])
     if not invocation.json:
         echo(to_json(found.result))
+
+
+def _is_given(argument: str) -> bool:
+    """Tell an argument that says null from one that is not there."""
+    return click.get_current_context().get_parameter_source(argument) is click.core.ParameterSource.COMMANDLINE
 
 
 def _new_instance(config: "Config", name: str, version: int | None, state: Any, **options: Any) -> "NewInstance":
@@ -125,8 +130,8 @@ def _machine(config: "Config", name: str, version: int | None) -> "type[FSM[Any]
 @click.argument("name", type=Name())
 @click.argument("payload", type=Json(), required=False, metavar="[PAYLOAD_JSON]")
 @click.option("--dedup-key", type=Key(), help="A second signal with this key, while the first is unread, is dropped.")
-@click.pass_context
-def signal(ctx: click.Context, /, id: int, name: str, payload: Any, dedup_key: str | None) -> None:  # noqa: A002
+@pass_invocation
+def signal(invocation: Invocation, /, id: int, name: str, payload: Any, dedup_key: str | None) -> None:  # noqa: A002
     """Send the signal NAME to an instance.
 
     PAYLOAD_JSON is any JSON value, - for stdin, or @FILE; without it {}.
@@ -135,10 +140,7 @@ def signal(ctx: click.Context, /, id: int, name: str, payload: Any, dedup_key: s
     from gendurable.db.connection import one_commit
     from gendurable.db.operations import delivered, send_signal
 
-    invocation = ctx.ensure_object(Invocation)
-    # A payload of null was given; one that is None was not.
-    is_given = ctx.get_parameter_source("payload") is click.core.ParameterSource.COMMANDLINE
-    content = payload if is_given else {}
+    content = payload if _is_given("payload") else {}
     config = invocation.config
     encode_value(content, what="payload")  # refused before a connection is opened
     with writing(config) as conn:

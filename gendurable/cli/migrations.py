@@ -8,7 +8,7 @@ from gendurable.cli.failures import NO_DATABASE, CommandFailed
 from gendurable.cli.invocation import Invocation, pass_invocation
 from gendurable.cli.options import Group
 from gendurable.cli.output import confirm, echo, emit, facts
-from gendurable.cli.parameters import Duration
+from gendurable.cli.parameters import Duration, Role
 
 
 @click.group(cls=Group)
@@ -94,7 +94,7 @@ def status(invocation: Invocation, /, check: bool) -> None:
 @_to
 @click.option("--from", "start", type=click.IntRange(min=0), metavar="N", help="The version to begin at.")
 @click.option("--down", "backwards", is_flag=True, help="Print the way back.")
-@click.option("--grants", metavar="ROLE", help="Also print what a worker's role must be granted.")
+@click.option("--grants", type=Role(), help="Also print what a worker's role must be granted.")
 @pass_invocation
 def sql(invocation: Invocation, /, to: int | None, start: int | None, backwards: bool, grants: str | None) -> None:
     """Print the SQL that would run, without connecting."""

@@ -18,6 +18,12 @@ else:
 LARGEST_INPUT = 64 * 1024 * 1024
 
 
+def _shown(value: object) -> str:
+    from gendurable.core.limits import show
+
+    return show(value)
+
+
 class InstanceId(ParamType):
     """A positive 64-bit integer."""
 
@@ -26,7 +32,7 @@ class InstanceId(ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the id."""
         if not re.fullmatch(r"[0-9]{1,19}", str(value)) or not 1 <= int(value) < 2**63:
-            self.fail(f"{value!r} is no instance id: give a positive 64-bit integer", param, ctx)
+            self.fail(f"{_shown(value)} is no instance id: give a positive 64-bit integer", param, ctx)
         return int(value)
 
 
@@ -50,7 +56,7 @@ class Duration(ParamType):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if self.positive and not duration:
-            self.fail(f"{value!r} is not longer than nothing: give more", param, ctx)
+            self.fail(f"{_shown(value)} is not longer than nothing: give more", param, ctx)
         return duration
 
 
@@ -64,13 +70,13 @@ class Instant(ParamType):
         try:
             instant = datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no time: write 2031-12-24T18:00:00Z", param, ctx)
+            self.fail(f"{_shown(value)} is no time: write 2031-12-24T18:00:00Z", param, ctx)
         if instant.utcoffset() is None:
-            self.fail(f"{value!r} has no time zone: add Z or an offset such as +02:00", param, ctx)
+            self.fail(f"{_shown(value)} has no time zone: add Z or an offset such as +02:00", param, ctx)
         try:
             return instant.astimezone(UTC)
         except OverflowError:
-            self.fail(f"{value!r} lies outside the years 1 to 9999 in UTC", param, ctx)
+            self.fail(f"{_shown(value)} lies outside the years 1 to 9999 in UTC", param, ctx)
 
 
 class Limited(ParamType):
@@ -151,8 +157,31 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(keys) < len(pairs):
         names = [name for name, _ in pairs]
         twin = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twin!r} stands there twice")
+        raise ValueError(f"the key {_shown(twin)} stands there twice")
     return keys
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class Role(ParamType):
+    """The name of a role in the database."""
+
+    name = "role"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name."""
+        from gendurable.readers import read_identifier
+
+        try:
+            return read_identifier(value)
+        except ValueError as error:
+            self.fail(str(error).replace("schema name", "role name"), param, ctx)
 
 
 class Filter(ParamType):
@@ -166,6 +195,6 @@ class Filter(ParamType):
             return value
         path, equals, wanted = str(value).partition("=")
         parts = path.split(".")
-        if not equals or len(parts) == 1 or parts[0] not in {"state", "result"} or "" in parts:
-            self.fail(f"{value!r} is no filter: write state.customer.id=7 or result.total=100", param, ctx)
+        if not equals or not _is_utf8(value) or len(parts) == 1 or parts[0] not in {"state", "result"} or "" in parts:
+            self.fail(f"{_shown(value)} is no filter: write state.customer.id=7 or result.total=100", param, ctx)
         return json.dumps(parts), wanted

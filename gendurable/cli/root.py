@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import click
 
-from gendurable.cli.failures import INTERRUPTED, judge, one_line
+from gendurable.cli.failures import FAILED, INTERRUPTED, judge, one_line
 from gendurable.cli.invocation import Invocation
 from gendurable.cli.options import Group
 
@@ -104,8 +104,10 @@ def _guarded(run: Callable[[], Any], invocation: Invocation) -> int:
             sys.stdout.flush()
     except BrokenPipeError:
         code = 0  # whoever read our output has left, as `head` does: nothing went wrong, and there is nobody to tell
-    except (KeyboardInterrupt, click.Abort, EOFError) as error:
-        code = _tell("interrupted" if isinstance(error, KeyboardInterrupt) else "nothing was done", INTERRUPTED)
+    except KeyboardInterrupt:
+        code = _tell("interrupted", INTERRUPTED)
+    except (click.Abort, EOFError):  # asked whether to go on, somebody did not want to
+        code = _tell("nothing was done", FAILED)
     except Exception as error:  # noqa: BLE001  the last place to catch it
         code = _failed(error, invocation)
     _settle(sys.stdout)

@@ -18,9 +18,7 @@ from gendurable.cli.output import note
 @pass_invocation
 def worker(invocation: Invocation, /, until_idle: bool, check_config: bool) -> int:
     """Run instances: claim, execute, commit, until told to stop."""
-    # Loading takes its time: whoever says stop meanwhile is obeyed, since nothing has begun.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
+    obey_early()
     config = invocation.config
     if check_config:
         from gendurable.core.registry import load
@@ -35,6 +33,12 @@ def worker(invocation: Invocation, /, until_idle: bool, check_config: bool) -> i
     from gendurable.service.run import run_worker
 
     return run_worker(config, until_idle=until_idle)
+
+
+def obey_early() -> None:
+    """Loading takes its time: whoever says stop meanwhile is obeyed at once, since nothing has begun."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
 
 
 def _stop(_: int, __: FrameType | None) -> None:

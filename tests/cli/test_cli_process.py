@@ -263,7 +263,8 @@ def test_on_a_terminal_destructive_commands_ask(dsn: str, environment: dict[str,
     with psycopg.connect(dsn) as conn:
         conn.execute("insert into gen_durable (fsm, step, status) values ('m', 'start', 'failed')")
     code, text = on_a_terminal("retry", "--fsm", "m", env=environment, typed=b"n\n")
-    assert code != 0
+    assert code == 1
+    assert "gendurable: nothing was done" in text
     assert "Run 1 failed instances again? [y/N]" in text
     with Client(dsn) as client:
         assert client.get(1).status == "failed"
