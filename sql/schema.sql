@@ -56,7 +56,8 @@ CREATE INDEX gen_durable_lease ON gen_durable USING btree (lease_expires_at) WHE
 CREATE INDEX gen_durable_parent ON gen_durable USING btree (parent_id, child_round, child_index) WHERE parent_id IS NOT NULL;
 CREATE INDEX gen_durable_partition_active ON gen_durable USING btree (partition_key) WHERE status = 'executing'::durable_status AND partition_key IS NOT NULL;
 CREATE INDEX gen_durable_partition_head ON gen_durable USING btree (queue, partition_key, priority, eligible_at, id) WHERE status = 'runnable'::durable_status AND partition_key IS NOT NULL;
-CREATE INDEX gen_durable_pick ON gen_durable USING btree (queue, priority, eligible_at, id) WHERE status = 'runnable'::durable_status;
+CREATE INDEX gen_durable_pick ON gen_durable USING btree (queue, priority, eligible_at, id) WHERE status = 'runnable'::durable_status AND partition_key IS NULL;
+CREATE INDEX gen_durable_pick_keyed ON gen_durable USING btree (queue, priority, eligible_at, id) WHERE status = 'runnable'::durable_status AND partition_key IS NOT NULL;
 CREATE UNIQUE INDEX gen_durable_unique ON gen_durable USING btree (unique_guard) WHERE unique_guard IS NOT NULL;
 
 create table signals (

@@ -93,9 +93,14 @@ class Database:
     statement_timeout: timedelta = timedelta(seconds=30)
 
     def connect(
-        self, application: str, *, patience: float | None = None, lock_timeout: timedelta | None = None
+        self,
+        application: str,
+        *,
+        patience: float | None = None,
+        lock_timeout: timedelta | None = None,
+        steady: bool = False,
     ) -> EngineConnection:
-        """Open a connection that is ready for the engine's statements.
+        """Open a connection that is ready for the engine's statements; `steady`: and for no others.
 
         The server gives up on a statement after `statement_timeout`; should its answer not come, we do a little later,
         or after `patience`.
@@ -111,6 +116,8 @@ class Database:
             self.set_up(conn)
             if lock_timeout is not None:
                 conn.execute("select set_config('lock_timeout', %s, false)", [f"{lock_timeout // MILLISECOND}ms"])
+            if steady:
+                keep_plans_steady(conn)
         except psycopg.Error as error:
             conn.close()
             raise DatabaseUnavailable(f"lost {target(self.dsn)} while connecting: {one_line(error)}") from error
@@ -154,6 +161,18 @@ def configure(conn: Connection, schema: str) -> None:
         " false), set_config('TimeZone', 'UTC', false), set_config('DateStyle', 'ISO', false)",
         [search_path(schema)],
     )
+
+
+def keep_plans_steady(conn: Connection) -> None:
+    """For connections that run nothing but the worker's statements: plan each once, by the indexes made for it.
+
+    Every one of them reads a few rows by an index. Estimates that say otherwise are wrong: a table that was empty when
+    it was last analyzed, an expression without statistics. And to plan a claim takes longer than to run it.
+    """
+    off = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin", "jit")
+    settings = {"plan_cache_mode": "force_generic_plan", **dict.fromkeys(off, "off")}
+    calls = sql.SQL(", ").join(sql.SQL("set_config({}, {}, false)").format(*pair) for pair in settings.items())
+    conn.execute(sql.SQL("select {}").format(calls))
 
 
 @contextmanager

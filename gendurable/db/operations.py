@@ -46,18 +46,19 @@ def claim_batch(
     avoid: Sequence[str] = (),
     ahead: timedelta = ZERO,
 ) -> list[Claim]:
-    """Claim due instances and load what their steps will see. Nothing due: one statement; no signals: still one."""
-    claims = store.claim(
-        conn,
-        queue=queue,
-        machines=machines,
-        worker=worker,
-        limit=limit,
-        lease=lease,
-        keyed=keyed,
-        avoid=avoid,
-        ahead=ahead,
-    ).all()
+    """Claim due instances and load what their steps will see. Nothing due: one statement; no signals: still one.
+
+    Instances with a partition key only if `keyed`.
+    """
+    which: dict[str, Any] = {
+        "queue": queue,
+        "machines": machines,
+        "worker": worker,
+        "limit": limit,
+        "lease": lease,
+        "ahead": ahead,
+    }
+    claims = (store.claim(conn, **which, avoid=avoid) if keyed else store.claim_plain(conn, **which)).all()
     signalled = [claim.id for claim in claims if claim.has_signals]
     parents = [claim.id for claim in claims if claim.spawn_round]
     if not signalled and not parents:

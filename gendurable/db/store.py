@@ -55,14 +55,10 @@ def claim(
     worker: str,
     limit: int,
     lease: timedelta,
-    keyed: bool = True,
     avoid: Sequence[str] = (),
     ahead: timedelta = ZERO,
 ) -> Rows[Claim]:
-    """Lease up to `limit` due instances of `queue` that `machines` can run to `worker`.
-
-    Rows with a partition key only if `keyed`, and none whose key is in `avoid`.
-    """
+    """Lease up to `limit` due instances of `queue` that `machines` can run; none whose key is in `avoid`."""
     return _rows(
         conn,
         Claim,
@@ -72,8 +68,31 @@ def claim(
         worker=worker,
         limit=limit,
         lease=lease,
-        keyed=keyed,
         avoid=list(avoid),
+        ahead=ahead,
+    )
+
+
+def claim_plain(
+    conn: Connection,
+    *,
+    queue: str,
+    machines: Sequence[str],
+    worker: str,
+    limit: int,
+    lease: timedelta,
+    ahead: timedelta = ZERO,
+) -> Rows[Claim]:
+    """Claim, but only instances without a partition key."""
+    return _rows(
+        conn,
+        Claim,
+        "claim_plain",
+        queue=queue,
+        machines=list(machines),
+        worker=worker,
+        limit=limit,
+        lease=lease,
         ahead=ahead,
     )
 

@@ -7,6 +7,7 @@ from time import monotonic
 
 from attrs import frozen
 
+from gendurable.core.claim import Claim
 from gendurable.db.operations import claim_batch
 from gendurable.events import Claimed
 from gendurable.runtime.inflight import Inflight
@@ -16,6 +17,9 @@ from gendurable.runtime.session import Session
 from gendurable.runtime.slots import Slots
 
 FIRST_LOOK = 0.01
+# While a deep backlog without partition keys is worked off, rows with one are looked for no more often than this:
+# the claim that knows about keys costs the server twice as much (1.6 against 0.7 ms for ten rows).
+KEYED_LOOK = 0.05
 
 
 @frozen(kw_only=True)
@@ -61,6 +65,7 @@ class Poller(Loop):
         self._alerted = False
         self._pause = FIRST_LOOK
         self._last_claim = monotonic()
+        self._look_for_keyed = monotonic()
 
     def run_once(self) -> float:
         """Claim what there is room for."""
@@ -77,21 +82,8 @@ class Poller(Loop):
             self._hungry = True
             return patience
         alerted, self._alerted = self._alerted, False
-        started = self._last_claim = monotonic()
-        claims = claim_batch(
-            self._session.conn,
-            queue=settings.queue,
-            machines=settings.machines,
-            worker=settings.worker,
-            limit=room,
-            lease=settings.lease,
-            keyed=settings.keyed,
-            avoid=self._avoided.keys(),
-        )
-        self._inflight.add(claims)
-        seconds = monotonic() - started
-        self.slots.offer(claims)
-        self._emit(Claimed(settings.queue, len(claims), seconds, tuple(claim.waited for claim in claims)))
+        self._last_claim = monotonic()
+        claims = self._claim(room)
         self._hungry = len(claims) == room
         if self._hungry:
             self._pause = FIRST_LOOK
@@ -101,6 +93,37 @@ class Poller(Loop):
         else:
             self._pause = min(self._pause * 2, settings.poll if held else settings.max_poll)
         return jittered(self._pause)
+
+    def _claim(self, room: int) -> list[Claim]:
+        if not self._settings.keyed:
+            return self._take(room, keyed=False)
+        if not self._hungry or monotonic() >= self._look_for_keyed:
+            claims = self._take(room, keyed=True)
+            if not any(claim.partition_key is not None for claim in claims):
+                self._look_for_keyed = monotonic() + KEYED_LOOK
+            return claims
+        claims = self._take(room, keyed=False)
+        # A batch that is not full must mean that nothing else is due.
+        return claims if len(claims) == room else claims + self._take(room - len(claims), keyed=True)
+
+    def _take(self, room: int, *, keyed: bool) -> list[Claim]:
+        settings = self._settings
+        started = monotonic()
+        claims = claim_batch(
+            self._session.conn,
+            queue=settings.queue,
+            machines=settings.machines,
+            worker=settings.worker,
+            limit=room,
+            lease=settings.lease,
+            keyed=keyed,
+            avoid=self._avoided.keys(),
+        )
+        self._inflight.add(claims)
+        seconds = monotonic() - started
+        self.slots.offer(claims)
+        self._emit(Claimed(settings.queue, len(claims), seconds, tuple(claim.waited for claim in claims)))
+        return claims
 
     def slot_freed(self) -> None:
         """There is room for another claim: of interest only if there may be more to claim."""

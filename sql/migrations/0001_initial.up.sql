@@ -67,11 +67,15 @@ comment on column gen_durable.child_round is 'the parent''s spawn_round that mad
 comment on column gen_durable.child_index is 'its place in that round';
 comment on column gen_durable.unique_scope is 'the statuses in which unique_key is occupied';
 
--- The claim reads due rows of one queue already in order and stops at its limit.
+-- The claim reads due rows of one queue already in order and stops at its limit. Rows with a partition key stand in an
+-- index of their own: a deep backlog of one key must not lie in the way of rows that have none.
 create index gen_durable_pick on gen_durable (queue, priority, eligible_at, id)
-  where status = 'runnable';
+  where status = 'runnable' and partition_key is null;
 
--- The first due row of a partition key within its queue.
+create index gen_durable_pick_keyed on gen_durable (queue, priority, eligible_at, id)
+  where status = 'runnable' and partition_key is not null;
+
+-- From key to key within a queue, and the first due row of each.
 create index gen_durable_partition_head on gen_durable (queue, partition_key, priority, eligible_at, id)
   where status = 'runnable' and partition_key is not null;
 

@@ -1,42 +1,106 @@
 -- claim: lease due instances of one queue to one worker, most urgent first.
--- Equality on queue lets gen_durable_pick hand rows over in order, so limit ends the scan after one batch.
--- A keyed row is taken only if no row of its key is executing and it is the first of its key that this worker
--- could run: rows of a busy key never fill the batch, and a head that somebody holds is not overtaken.
--- `avoid` are keys whose lock was found taken a moment ago: left alone for a while rather than given a later
--- eligible_at, which would let their siblings overtake them.
--- Both probes are scalar: as "not exists" inside an "or" they would become a hashed sub-plan over all rows.
+-- Equality on queue lets the indexes hand rows over in order, so that limit ends the scans after one batch.
+-- A keyed row is taken only if no row of its key is executing and it is the head of its key: the first that this worker
+-- could run. So siblings never fill the batch, and a head that somebody holds is not overtaken.
+-- near: the first due rows with a key, in order; the first of each key among them is the head of its key.
+-- hop: only if blocked siblings fill that window; goes from key to key instead of from row to row.
+-- avoid: keys whose lock was found taken a moment ago; left alone for a while rather than given a later eligible_at,
+-- which would let their siblings overtake them.
+-- array_position, not any: without statistics on the expression the planner would expect next to no row to pass, and
+-- sort the whole backlog for the few; a test for null it expects to pass.
 -- No key update, not update: a signal on its way in holds the foreign key's lock, and must not hide the row.
-with due as (
-  select g.id
+with recursive plain as (
+  select g.id, g.priority, g.eligible_at
   from gen_durable g
   where g.status = 'runnable'
+    and g.partition_key is null
     and g.queue = %(queue)s
     and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
-    and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
-    and (
-      g.partition_key is null
-      or (
-        %(keyed)s
-        and g.partition_key <> all (%(avoid)s::text[])
-        and (select busy.id
-         from gen_durable busy
-         where busy.status = 'executing' and busy.partition_key = g.partition_key
-         limit 1) is null
-        and g.id = (
-          select head.id
-          from gen_durable head
-          where head.status = 'runnable'
-            and head.queue = g.queue
-            and head.partition_key = g.partition_key
-            and head.eligible_at <= statement_timestamp() + %(ahead)s::interval
-            and head.fsm || '@' || head.fsm_version = any (%(machines)s::text[])
-          order by head.priority, head.eligible_at, head.id
-          limit 1)
-      )
-    )
+    and array_position(%(machines)s::text[], g.fsm || '@' || g.fsm_version) is not null
   order by g.priority, g.eligible_at, g.id
   limit %(limit)s
   for no key update of g skip locked
+), near as (
+  select g.id, g.priority, g.eligible_at, g.partition_key
+  from gen_durable g
+  where g.status = 'runnable'
+    and g.partition_key is not null
+    and g.queue = %(queue)s
+    and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
+    and array_position(%(machines)s::text[], g.fsm || '@' || g.fsm_version) is not null
+  order by g.priority, g.eligible_at, g.id
+  limit 2 * %(limit)s + 50
+), near_head as (
+  select head.id, head.priority, head.eligible_at
+  from (
+    select distinct on (near.partition_key) near.id, near.priority, near.eligible_at, near.partition_key
+    from near
+    order by near.partition_key, near.priority, near.eligible_at, near.id
+  ) as head
+  where head.partition_key <> all (%(avoid)s::text[])
+    and (select true
+         from gen_durable busy
+         where busy.status = 'executing' and busy.partition_key = head.partition_key
+         limit 1) is null
+), hop (partition_key) as (
+  (select g.partition_key
+   from gen_durable g
+   where g.status = 'runnable'
+     and g.partition_key is not null
+     and g.queue = %(queue)s
+     and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
+     and (select count(*) from near) >= 2 * %(limit)s + 50
+     and (select count(*) from near_head) < %(limit)s
+   order by g.partition_key
+   limit 1)
+  union all
+  select (select g.partition_key
+          from gen_durable g
+          where g.status = 'runnable'
+            and g.partition_key is not null
+            and g.queue = %(queue)s
+            and g.partition_key > hop.partition_key
+            and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
+          order by g.partition_key
+          limit 1)
+  from hop
+  where hop.partition_key is not null
+), far_head as (
+  select head.id, head.priority, head.eligible_at
+  from hop
+  cross join lateral (
+    select g.id, g.priority, g.eligible_at
+    from gen_durable g
+    where g.status = 'runnable'
+      and g.partition_key = hop.partition_key
+      and g.queue = %(queue)s
+      and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
+      and array_position(%(machines)s::text[], g.fsm || '@' || g.fsm_version) is not null
+    order by g.priority, g.eligible_at, g.id
+    limit 1
+  ) as head
+  where hop.partition_key <> all (%(avoid)s::text[])
+    and (select true
+         from gen_durable busy
+         where busy.status = 'executing' and busy.partition_key = hop.partition_key
+         limit 1) is null
+  limit %(limit)s
+), keyed as (
+  select g.id, g.priority, g.eligible_at
+  from (select * from near_head union select * from far_head) as head
+  join gen_durable g on g.id = head.id
+  where g.status::text = 'runnable'
+    -- Asked again of the row as it is once it is locked: it may have run and gone back since the heads were found.
+    and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
+    and array_position(%(machines)s::text[], g.fsm || '@' || g.fsm_version) is not null
+  order by head.priority, head.eligible_at, head.id
+  limit %(limit)s
+  for no key update of g skip locked
+), due as (
+  select found.id
+  from (select * from plain union all select * from keyed) as found
+  order by found.priority, found.eligible_at, found.id
+  limit %(limit)s
 ), claimed as (
   update gen_durable g
   set status = 'executing',

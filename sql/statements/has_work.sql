@@ -1,7 +1,17 @@
 -- has_work: is anything of these queues due or running that these machines could run?
+-- Due rows with and without a partition key one after the other: each half has an index of its own.
 select (select true
         from gen_durable g
         where g.status = 'runnable'
+          and g.partition_key is null
+          and g.queue = any (%(queues)s::text[])
+          and g.eligible_at <= statement_timestamp()
+          and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
+        limit 1) is not null
+    or (select true
+        from gen_durable g
+        where g.status = 'runnable'
+          and g.partition_key is not null
           and g.queue = any (%(queues)s::text[])
           and g.eligible_at <= statement_timestamp()
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])

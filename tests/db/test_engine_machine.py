@@ -397,14 +397,16 @@ class EngineMachine(RuleBasedStateMachine):
     # Time and maintenance.
 
     @precondition(lambda self: self.held())
-    @rule(data=st.data())
-    def lose_a_claim_to_another_worker(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), answers_late=st.booleans())
+    def lose_a_claim_to_another_worker(self, data: st.DataObject, answers_late: bool) -> None:
         claim = data.draw(st.sampled_from(self.held()), label="claim")
         self.in_turn(
             lambda: self.expire(self.model.rows[claim.id]),
             self.reap,
             lambda: self.claim_as("three", claim.queue, limit=5),
         )
+        if answers_late:
+            self.write(self.draw_changes(data, [claim]))
 
     @rule(
         by=st.sampled_from((0, 1, 1, 2, 3)),

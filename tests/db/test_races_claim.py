@@ -47,12 +47,20 @@ def raw(c: Any, limit: int = 10, worker: str = "b") -> Any:
     return store.claim(c, queue="q", machines=MACHINES, worker=worker, limit=limit, lease=LEASE)
 
 
+def raw_plain(c: Any, limit: int = 10, worker: str = "b") -> Any:
+    return store.claim_plain(c, queue="q", machines=MACHINES, worker=worker, limit=limit, lease=LEASE)
+
+
 # The claim without the rule that only the head of a key is taken, and without the one that a busy key is left alone.
-NO_HEADS = ("and g.id = (", "and g.id >= (select 0) or g.id = (")
+NO_HEADS = ("select distinct on (near.partition_key) near.id", "select near.id")
 NO_BUSY = ("busy.status = 'executing'", "busy.status = 'failed'")
 PAUSED = (
-    "where g.status = 'runnable'\n    and g.queue",
-    f"where {GATE}\n    and g.status = 'runnable'\n    and g.queue",
+    "where g.status = 'runnable'\n    and g.partition_key is null",
+    f"where {GATE}\n    and g.status = 'runnable'\n    and g.partition_key is null",
+)
+PAUSED_AT_KEYS = (
+    "where g.status = 'runnable'\n    and g.partition_key is not null\n    and g.queue",
+    f"where {GATE}\n    and g.status = 'runnable'\n    and g.partition_key is not null\n    and g.queue",
 )
 
 
@@ -108,7 +116,7 @@ def test_a_row_that_was_updated_after_the_claim_began_is_claimed_in_its_new_vers
         ("where g.id = due.id", "where g.ctid = due.ctid"),
     )
     for changes, found in ((by_place, []), ((), [id])):
-        paused = changed(raw, PAUSED, *changes)
+        paused = changed(raw_plain, PAUSED, *changes)
         with shut_gate(gatekeeper):
             claiming = background.start_blocked(worker, paused, worker)
             conn.execute("""update gen_durable set state = '{"is": "new"}' where id = %s""", [id])
@@ -303,7 +311,7 @@ def test_the_head_of_a_key_is_not_overtaken_when_it_was_claimed_after_the_claim_
 ):
     conn, worker, gatekeeper = new_conn(), new_conn(), new_conn()
     head, second = (insert(conn, partition_key="k") for _ in range(2))
-    paused = changed(raw, PAUSED)
+    paused = changed(raw, PAUSED_AT_KEYS)
     with shut_gate(gatekeeper):
         claiming = background.start_blocked(worker, paused, worker)
         assert ids(claim(conn)) == [head]
@@ -317,7 +325,7 @@ def test_the_head_of_a_key_that_has_come_and_gone_meanwhile_is_followed_by_the_n
     conn, worker, gatekeeper = new_conn(), new_conn(), new_conn()
     insert(conn, partition_key="k")
     second = insert(conn, partition_key="k")
-    paused = changed(raw, PAUSED)
+    paused = changed(raw, PAUSED_AT_KEYS)
     with shut_gate(gatekeeper):
         claiming = background.start_blocked(worker, paused, worker)
         commit(conn, [is_done(claimed) for claimed in claim(conn)])
@@ -340,7 +348,7 @@ def test_keys_that_the_worker_avoids_are_left_alone_and_others_not(conn: Connect
     asked = {"queue": "q", "machines": MACHINES, "worker": "a", "limit": 10, "lease": LEASE}
     with uncommitted(conn):
         assert ids(store.claim(conn, **asked, avoid=["k"]).all()) == [other, free]
-    assert ids(store.claim(conn, **asked, keyed=False).all()) == [free]
+    assert ids(store.claim_plain(conn, **asked).all()) == [free]
 
 
 # 2.2-7: what the claim alone cannot promise, since it looks at rows and locks rows, not keys. A worker therefore takes
@@ -414,7 +422,7 @@ def test_a_key_whose_session_was_killed_is_not_taken_before_its_row_is_reaped(co
 def test_a_row_given_back_and_claimed_by_its_old_snapshot_can_join_a_sibling(new_conn: NewConn, background: Background):
     conn, worker, gatekeeper = new_conn(), new_conn(), new_conn()
     first = insert(conn, partition_key="k")
-    paused = changed(raw, PAUSED)
+    paused = changed(raw, PAUSED_AT_KEYS)
     with shut_gate(gatekeeper):
         claiming = background.start_blocked(worker, paused, worker)
         store.release(conn, claim(conn))

@@ -46,6 +46,7 @@ class Held:
 # One call of each function; what it passes is what every call passes.
 CALLS: dict[str, Callable[[Any], Any]] = {
     "claim": lambda c: store.claim(c, queue="q", machines=["f@1"], worker="w", limit=1, lease=MINUTE),
+    "claim_plain": lambda c: store.claim_plain(c, queue="q", machines=["f@1"], worker="w", limit=1, lease=MINUTE),
     "load_signals": lambda c: store.load_signals(c, ids=[1]),
     "load_children": lambda c: store.load_children(c, ids=[1]),
     "extend_leases": lambda c: store.extend_leases(c, [Held()], lease=MINUTE),
