@@ -43,6 +43,10 @@ class Chain(FSM[dict[str, int]], name="bench.chain"):
         return Done()
 
 
+class InlineChain(Chain, name="bench.inline_chain", inline=True):
+    """The same five steps on one claim."""
+
+
 @frozen
 class Width:
     """How many children."""

@@ -15,7 +15,7 @@ from psycopg.rows import dict_row, scalar_row
 
 from gendurable.bench.figures import Figure, percentile
 from gendurable.bench.fleet import BenchFailed, Fleet, fleet, server_cpu_seconds
-from gendurable.bench.machines import Chain, Clocked, FanOut, Noop, Parked, Width
+from gendurable.bench.machines import Chain, Clocked, FanOut, InlineChain, Noop, Parked, Width
 from gendurable.client import Client
 from gendurable.core.instance import NewInstance
 from gendurable.db.connection import Connection
@@ -183,9 +183,11 @@ def noops(bench: Bench) -> list[Figure]:
 def chains(bench: Bench) -> list[Figure]:
     """Five steps in a row, each committed before the next."""
     amount = bench.size(8_000)
-    bench.fill([Chain.new({}) for _ in range(amount)])
-    steps = amount * STEPS_OF_CHAIN
-    return [drain(bench, "chains of 5 steps, prefetch auto", steps=steps, flags=["--prefetch", "auto"])]
+    figures = []
+    for name, machine in (("chains of 5 steps", Chain), ("chains of 5 inline steps", InlineChain)):
+        bench.fill([machine.new({}) for _ in range(amount)])
+        figures.append(drain(bench, name, steps=amount * STEPS_OF_CHAIN, flags=["--prefetch", "auto"]))
+    return figures
 
 
 def inserts(bench: Bench) -> list[Figure]:

@@ -46,7 +46,10 @@ class StoredChild:
 
 @frozen
 class Claim:
-    """A row leased to this worker. `fence` numbers the claim: only it may write the outcome."""
+    """A row leased to this worker. `fence` numbers the claim: only it may write the outcome.
+
+    `carried` counts the steps that an inline machine has run on it so far.
+    """
 
     id: int
     fence: int
@@ -67,6 +70,7 @@ class Claim:
     waited: float
     inbox: tuple[StoredSignal, ...] = ()
     children: tuple[StoredChild, ...] = ()
+    carried: int = 0
 
     @property
     def awaited(self) -> tuple[StoredSignal, ...]:

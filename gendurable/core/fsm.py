@@ -83,6 +83,7 @@ class Definition:
     queue: str
     initial: str
     max_crashes: int | None
+    inline: bool
     steps: Mapping[str, Step[Any, Any]]
     codec: StateCodec[Any] = field(eq=False)
 
@@ -152,6 +153,7 @@ class _Keywords:
     max_crashes: int | None = 20
     max_attempts: int = 20
     state: type | None = None
+    inline: bool = False
 
 
 _INHERITED: Any = object()
@@ -175,13 +177,14 @@ class FSM(Generic[S], metaclass=_MachineMeta):
         initial: str = _INHERITED,
         state: type = _INHERITED,
         max_crashes: int | None = _INHERITED,
+        inline: bool = _INHERITED,
         **others: Any,
     ) -> None:
         """Check the class and keep its definition."""
         super().__init_subclass__(**others)
         if "_definition" in cls.__dict__:
             return  # attrs rebuilds a slotted class, this time without keywords: what the first call made holds
-        cls._take_keywords(queue=queue, initial=initial, state=state, max_crashes=max_crashes)
+        cls._take_keywords(queue=queue, initial=initial, state=state, max_crashes=max_crashes, inline=inline)
         steps = cls._find_steps()
         cls._definition = _define(cls, name=name, version=version, steps=steps) if steps else None
         if name is not None and not steps:
@@ -305,6 +308,8 @@ def _define(cls: type[FSM[Any]], *, name: str | None, version: int, steps: dict[
     budget = keywords.max_crashes
     if budget is not None and not _is_count(budget):
         _refuse(cls, f"has max_crashes={show(budget)}; give a whole number from 1, or None for no limit")
+    if not isinstance(keywords.inline, bool):
+        _refuse(cls, f"has inline={show(keywords.inline)}; give True or False")
     try:
         fsm = check_name("name", f"{cls.__module__}.{cls.__qualname__}" if name is None else name)
         queue = check_name("queue", keywords.queue)
@@ -319,6 +324,7 @@ def _define(cls: type[FSM[Any]], *, name: str | None, version: int, steps: dict[
         queue=queue,
         initial=initial,
         max_crashes=budget,
+        inline=keywords.inline,
         steps=MappingProxyType(steps),
         codec=codec,
     )

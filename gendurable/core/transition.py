@@ -37,6 +37,19 @@ class Advance:
 
 
 @frozen
+class CarryOn:
+    """Next of an inline machine: at another step, on the claim that is held already."""
+
+    id: int
+    fence: int
+    step: str
+    state: str
+    error: str | None = None
+
+    kind = "next"
+
+
+@frozen
 class Repeat:
     """Retry: runnable at the same step."""
 
@@ -98,7 +111,7 @@ class Finish:
         return "done" if self.status is Status.DONE else "stop"
 
 
-Transition: TypeAlias = Advance | Repeat | Park | SpawnChildren | Finish
+Transition: TypeAlias = Advance | CarryOn | Repeat | Park | SpawnChildren | Finish
 
 
 def transition(claim: Claim, outcome: object, state: object, machine: FSM[Any]) -> Transition:
@@ -132,6 +145,43 @@ def transition(claim: Claim, outcome: object, state: object, machine: FSM[Any]) 
             return stop(claim, reason)
     raise BadOutcome(
         f"step {claim.step!r} returned {show(outcome)}; it must return Next, Retry, Await, Spawn, Done or Stop"
+    )
+
+
+# An inline machine shares its thread with rows that may have become more urgent: so many steps, then it queues again.
+MOST_CARRIED = 20
+
+
+def keep_claim(claim: Claim, change: Transition, machine: FSM[Any]) -> Transition:
+    """Let an inline machine go on to its next step on the claim it has, where nothing must be looked up for it.
+
+    What a step is shown of inbox and children comes with a claim, and a partition key's lock ends with its step.
+    """
+    if (
+        not isinstance(change, Advance)
+        or change.delay
+        or not definition(type(machine)).inline
+        or claim.carried >= MOST_CARRIED
+        or claim.has_signals
+        or claim.spawn_round
+        or claim.partition_key is not None
+    ):
+        return change
+    return CarryOn(change.id, change.fence, change.step, change.state, change.error)
+
+
+def carried_on(claim: Claim, change: CarryOn) -> Claim:
+    """Return the claim as it stands once `change` is written."""
+    return evolve(
+        claim,
+        fence=claim.fence + 1,
+        step=change.step,
+        state=change.state,
+        attempt=0,
+        awaits=None,
+        join_round=None,
+        last_error=change.error,
+        carried=claim.carried + 1,
     )
 
 

@@ -14,7 +14,7 @@ from gendurable.core.codec import encode_value
 from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.limits import DEFAULT_LIMITS, check_key, check_name, show
-from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChildren, Transition
+from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren, Transition
 from gendurable.db import store
 from gendurable.db.connection import Connection, one_commit, pipeline
 from gendurable.db.faults import is_locked
@@ -123,6 +123,7 @@ def commit(
     newest = {change.id: change for change in sorted(changes, key=attrgetter("fence"))}
     changes = [change for change in changes if newest[change.id] is change]
     advances = [change for change in changes if isinstance(change, Advance)]
+    carried = [change for change in changes if isinstance(change, CarryOn)]
     repeats = [change for change in changes if isinstance(change, Repeat)]
     parks = [change for change in changes if isinstance(change, Park)]
     spawns = [change for change in changes if isinstance(change, SpawnChildren)]
@@ -137,6 +138,8 @@ def commit(
             store.spawn(conn, spawns, ahead=ahead)
         if advances:
             store.advance(conn, advances, ahead=ahead)
+        if carried:
+            store.carry_on(conn, carried)
         if repeats:
             store.repeat(conn, repeats, ahead=ahead)
         if parks:

@@ -14,7 +14,7 @@ from psycopg.rows import class_row, scalar_row
 from gendurable.core.claim import Claim, Fenced, StoredChild, StoredSignal
 from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
-from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChildren
+from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren
 from gendurable.db.connection import Connection
 from gendurable.db.rows import Count, Delivery, Due, Ended, Examination, Reaped, ServerFacts, Unserved, Woken, WorkerRow
 from gendurable.db.statements import statement
@@ -139,6 +139,18 @@ def advance(conn: Connection, changes: Sequence[Advance], *, ahead: timedelta = 
         errors=[change.error for change in changes],
         consumed=[signal for change in changes for signal in change.consumed],
         ahead=ahead,
+    )
+
+
+def carry_on(conn: Connection, changes: Sequence[CarryOn]) -> Rows[int]:
+    """Write Next outcomes of inline machines, which stay claimed."""
+    return _scalars(
+        conn,
+        "carry_on",
+        **_fences(changes),
+        steps=[change.step for change in changes],
+        states=[change.state for change in changes],
+        errors=[change.error for change in changes],
     )
 
 

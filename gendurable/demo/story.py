@@ -87,7 +87,7 @@ def worker(dsn: str, queues: str) -> Iterator["subprocess.Popen[str]"]:
     """Run a worker process whose steps are told as they are committed."""
     command = [sys.executable, "-m", "gendurable", "worker", "--fsms", "gendurable.demo.machines", "--queues", queues]
     say(f"  $ gendurable worker --fsms gendurable.demo.machines --queues {queues}")
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603  our own command
         [*command, "--dsn", dsn, "--log-format", "json", *SETTINGS],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 
 from gendurable.core.claim import Claim
 from gendurable.core.duration import ZERO
-from gendurable.core.transition import Advance, Repeat, SpawnChildren, Transition
+from gendurable.core.transition import Advance, CarryOn, Repeat, SpawnChildren, Transition, carried_on
 from gendurable.db.faults import is_locked, is_passing
 from gendurable.events import BatchCommitted, OutcomeDeferred, OutcomeStale, StepCommitted
 from gendurable.runtime.committing import Settled, settle
@@ -48,10 +48,13 @@ class Committer(Loop):
     tried again, alone, so that the others need not wait for it.
     """
 
-    def __init__(self, session: Session, wires: Wires, on_settled: OnSettled) -> None:
-        """Report what was settled to `on_settled`."""
+    def __init__(
+        self, session: Session, wires: Wires, on_settled: OnSettled, on_carried: Callable[[Claim, Claim], None]
+    ) -> None:
+        """Report what was settled to `on_settled`, and a claim that goes on as another one to `on_carried`."""
         super().__init__("committer", session, wires)
         self._on_settled = on_settled
+        self._on_carried = on_carried
         self._waiting: deque[Performed] = deque()
         self._deferred: list[tuple[float, int, Performed]] = []
         self._order = count()
@@ -95,7 +98,15 @@ class Committer(Loop):
             raise
         self._emit(BatchCommitted(len(batch), monotonic() - started))
         report(batch, settled, self._emit)
-        self._on_settled([performed.claim for performed in batch], settled.woken | wakes(batch))
+        carried = {change.id: change for change in settled.written if isinstance(change, CarryOn)}
+        self._on_settled(
+            [performed.claim for performed in batch if performed.change is not carried.get(performed.claim.id)],
+            settled.woken | wakes(batch),
+        )
+        for performed in batch:
+            change = carried.get(performed.claim.id)
+            if change is performed.change:
+                self._on_carried(performed.claim, carried_on(performed.claim, change))
 
     def _put_back(self, batch: list[Performed], error: Exception) -> None:
         if is_passing(error):
@@ -160,7 +171,7 @@ def _size(change: Transition) -> int:
     match change:
         case SpawnChildren(state=state, children=children):
             return len(state) + sum(len(child.state) for child in children)
-        case Advance(state=state) | Repeat(state=state):
+        case Advance(state=state) | CarryOn(state=state) | Repeat(state=state):
             return len(state)
         case _:
             return 0

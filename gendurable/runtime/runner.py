@@ -9,6 +9,7 @@ from attrs import frozen
 
 from gendurable.core.claim import Claim
 from gendurable.core.registry import Machine
+from gendurable.core.transition import keep_claim
 from gendurable.current import CurrentStep, in_step
 from gendurable.db import store
 from gendurable.db.connection import Connection, EngineConnection, one_line
@@ -62,13 +63,14 @@ class Runner:
         started = monotonic()
         step = CurrentStep(claim.id, claim.fsm, claim.step)
         try:
-            change = in_step(step, execute, claim, self.machines[claim.fsm, claim.fsm_version], self._reporter(claim))
+            machine = self.machines[claim.fsm, claim.fsm_version]
+            change = in_step(step, execute, claim, machine, self._reporter(claim))
         except BaseException as error:  # noqa: BLE001  SystemExit and its like: a crash, as a dead process would be
             self._crashed(claim, error)
             return None
         seconds = monotonic() - started
         self.learn(claim, seconds)
-        return Performed(claim, change, seconds)
+        return Performed(claim, keep_claim(claim, change, machine), seconds)
 
     def _reporter(self, claim: Claim) -> Report:
         def report_failure(kind: str, error: Exception) -> None:

@@ -82,7 +82,9 @@ class Worker:
         )
         self._locks = LockConnections(self._connect_lock, config.lock_connection_limit)
         self._spare = self._session(SPARE, lock_timeout=LOCK_TIMEOUT)
-        self._committer = Committer(self._session("committer", lock_timeout=LOCK_TIMEOUT), self._wires, self._settled)
+        self._committer = Committer(
+            self._session("committer", lock_timeout=LOCK_TIMEOUT), self._wires, self._settled, self._carried
+        )
         self._runner = Runner(
             machines=registry.machines,
             locks=self._locks,
@@ -243,6 +245,10 @@ class Worker:
         for queue in {claim.queue for claim in claims}:
             self.pollers[queue].slot_freed()
         self._due(woken)
+
+    def _carried(self, claim: Claim, successor: Claim) -> None:
+        self.inflight.replace(claim, successor)
+        self.pollers[claim.queue].slots.offer([successor])
 
     def _due(self, queues: frozenset[str]) -> None:
         for queue in queues:

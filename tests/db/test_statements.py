@@ -19,7 +19,7 @@ import gendurable
 from gendurable.core.duration import ZERO
 from gendurable.core.instance import NewInstance, new_instance
 from gendurable.core.status import Status
-from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChildren
+from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren
 from gendurable.db import store
 from gendurable.db.connection import Connection
 from gendurable.db.statements import folder, statement
@@ -53,6 +53,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "release": lambda c: store.release(c, [Held()]),
     "lock_claims": lambda c: store.lock_claims(c, [Held()]),
     "advance": lambda c: store.advance(c, [Advance(1, 1, "s", "{}", ZERO, (1,))]),
+    "carry_on": lambda c: store.carry_on(c, [CarryOn(1, 1, "s", "{}")]),
     "repeat": lambda c: store.repeat(c, [Repeat(1, 1, "{}", ZERO)]),
     "park": lambda c: store.park(c, [Park(1, 1, "s", "{}", '["n"]', None, (1,))]),
     "recheck_parked": lambda c: store.recheck_parked(c, [Park(1, 1, "s", "{}", '["n"]', None, (1,))]),

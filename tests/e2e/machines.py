@@ -182,3 +182,23 @@ class Relay(FSM[Scene], name="relay"):
     @step
     def last(self, ctx: Context[Scene]) -> Outcome[Scene]:
         return Done()
+
+
+class InlineSteps(FSM[Scene], name="inline_steps", inline=True):
+    """Three steps on one claim; the last waits at its gate."""
+
+    @step
+    def start(self, ctx: Context[Scene]) -> Outcome[Scene]:
+        note("first", ctx)
+        return Next(self.second, evolve(ctx.state, count=1))
+
+    @step
+    def second(self, ctx: Context[Scene]) -> Outcome[Scene]:
+        note("second", ctx)
+        return Next(self.third, evolve(ctx.state, count=2))
+
+    @step
+    def third(self, ctx: Context[Scene]) -> Outcome[Scene]:
+        note("third", ctx)
+        wait_at_gate(ctx)
+        return Done({"count": ctx.state.count, "by": ctx.attempt})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
-from machines import Gated, Killer, Noop, Parent, Quitter, Scene, Stepwise
+from machines import Gated, InlineSteps, Killer, Noop, Parent, Quitter, Scene, Stepwise
 from stage import Stage
 from support import row, until
 from workers import worker
@@ -43,6 +43,37 @@ def wait_for_farewell(conn: Connection) -> None:
 
 
 # Killed.
+
+
+def test_an_inline_machine_commits_each_step_and_goes_on_where_its_worker_was_killed(
+    dsn: str, client: Client, conn: Connection, stage, scene
+):
+    id = client.insert(InlineSteps.new(scene("on")))
+    with worker(dsn, settings=FIRST) as first:
+        stage.wait_for("third", attempt=0)
+        held = row(conn, id)
+        assert (held["status"], held["step"], held["state"]["count"]) == ("executing", "third", 2)
+        assert held["fence"] == 3, "one claim, and two steps committed on it"
+        first.signal(signal.SIGKILL)
+        first.wait()
+    stage.open("on.1")
+    with worker(dsn, settings=SECOND):
+        assert client.wait(id, timeout=20).result == {"count": 2, "by": 1}
+    assert len(stage.notes("first")) == len(stage.notes("second")) == 1
+
+
+def test_an_inline_machine_is_given_back_between_two_steps_when_the_worker_goes(
+    dsn: str, client: Client, conn: Connection, stage, scene
+):
+    ids = client.insert_many([InlineSteps.new(scene("on")) for _ in range(3)])
+    with worker(dsn, "--queues", "default=1", "--prefetch", "5", settings=PATIENT) as only:
+        stage.wait_for("third")
+        only.signal(signal.SIGTERM)
+        only.wait_for("drain_started")
+        stage.open("on")
+        assert only.wait() == 0
+    assert sorted(Counter(statuses(conn)[id] for id in ids).items()) == [("done", 1), ("runnable", 2)]
+    assert {row(conn, id)["attempt"] for id in ids} == {0}
 
 
 def test_a_step_whose_worker_was_killed_is_run_again_by_another(
