@@ -71,13 +71,20 @@ class Client:
     """
 
     def __init__(
-        self, dsn: str | None = None, *, pool: "ConnectionPool[Any] | None" = None, schema: str | None = None
+        self,
+        dsn: str | None = None,
+        *,
+        pool: "ConnectionPool[Any] | None" = None,
+        schema: str | None = None,
+        prepare: bool = True,
     ) -> None:
-        """Remember where the database is; nothing is opened yet."""
+        """Remember where the database is; nothing is opened yet. `prepare=False`: it is behind a transaction pooler."""
         if dsn is not None and pool is not None:
             raise InvalidInstance("give the client a dsn or a pool, not both")
         self._borrowed = None if pool is None else _check_pool(pool)
-        self._database = Database(check_dsn("" if dsn is None else dsn), check_schema(schema))
+        self._database = Database(
+            check_dsn("" if dsn is None else dsn), check_schema(schema), prepare=prepare, pooled=not prepare
+        )
         self._pool = _own_pool(self._database)
         self._opening = threading.Lock()
         self._opened = self._closed = False

@@ -39,6 +39,7 @@ class Pooler:
     """Serves any number of clients with `size` sessions of the server."""
 
     def __init__(self, dsn: str, choice: Choice, size: int = 8) -> None:
+        self._server = dsn
         self._choice = choice
         self._sessions = [psycopg.connect(dsn, autocommit=True) for _ in range(size)]
         self._idle = deque(self._sessions)
@@ -122,6 +123,12 @@ class Pooler:
             session = self._idle.pop() if self._choice is Choice.LAST else self._idle.popleft()
         try:
             yield session
+        except BaseException:
+            # The client left in the middle of a transaction: nobody else may be given its answers, or its locks.
+            session.close()
+            session = psycopg.connect(self._server, autocommit=True)
+            self._sessions.append(session)
+            raise
         finally:
             with self._freed:
                 self._idle.append(session)

@@ -17,7 +17,14 @@ def database(config: "Config") -> "Database":
 
     # What the driver has to say about a broken connection we say ourselves, in one line.
     logging.getLogger("psycopg").addHandler(logging.NullHandler())
-    return Database(config.dsn, config.schema, config.prepare, config.connect_timeout, config.statement_timeout)
+    return Database(
+        config.dsn,
+        config.schema,
+        prepare=config.prepare,
+        connect_timeout=config.connect_timeout,
+        statement_timeout=config.statement_timeout,
+        pooled=not config.prepare,
+    )
 
 
 @contextmanager

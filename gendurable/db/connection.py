@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from time import monotonic
@@ -67,6 +67,9 @@ class EngineConnection(psycopg.Connection[Any]):
     fell_silent: bool = False
     # None where a pooler stands between: the session at its other end is not ours alone.
     backend: Backend | None = None
+    # What each transaction must begin with, where it does not hold for the session.
+    local: sql.Composed | None = None
+    in_commit: bool = False
 
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         """Consume a generator of the driver, as every call does; OperationalError once patience is over."""
@@ -91,6 +94,8 @@ class Database:
     prepare: bool = True
     connect_timeout: timedelta = timedelta(seconds=5)
     statement_timeout: timedelta = timedelta(seconds=30)
+    # A transaction pooler stands between.
+    pooled: bool = False
 
     def connect(
         self,
@@ -113,11 +118,7 @@ class Database:
         limit = self.statement_timeout.total_seconds()
         conn.patience = patience or limit + min(limit, LONGEST_JOURNEY)
         try:
-            self.set_up(conn)
-            if lock_timeout is not None:
-                conn.execute("select set_config('lock_timeout', %s, false)", [f"{lock_timeout // MILLISECOND}ms"])
-            if steady:
-                keep_plans_steady(conn)
+            self.set_up(conn, lock_timeout=lock_timeout, steady=steady)
         except psycopg.Error as error:
             conn.close()
             raise DatabaseUnavailable(f"lost {target(self.dsn)} while connecting: {one_line(error)}") from error
@@ -129,50 +130,61 @@ class Database:
         others = start_up(self.dsn, application, self.connect_timeout)
         return {"autocommit": True, "prepare_threshold": prepare_threshold, **others}
 
-    def set_up(self, conn: EngineConnection) -> None:
-        """Make a new connection ready for the engine's statements.
+    def set_up(self, conn: EngineConnection, *, lock_timeout: timedelta | None = None, steady: bool = False) -> None:
+        """Make a new connection ready for the engine's statements: pin what they rely on.
 
-        The keepalives are the server's: by default it would keep the locks of a client that vanished for two hours.
+        Read committed: the recheck after a park must see what was committed since. UTC and ISO dates: times that travel
+        as text. The keepalives are the server's, which would keep the locks of a client that vanished for two hours.
+        By `set_config`, not start-up options, which poolers refuse. A pooled session is everybody's: there the settings
+        are made anew in each transaction and end with it.
         """
-        configure(conn, self.schema)
-        found = conn.execute(
-            "select pid, backend_start, set_config('statement_timeout', %s, false),"
-            " set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),"
-            " set_config('tcp_keepalives_count', '3', false) from pg_stat_get_activity(pg_backend_pid())",
-            [f"{self.statement_timeout // MILLISECOND}ms"],
-        ).fetchone()
+        settings = {
+            "search_path": search_path(self.schema),
+            "default_transaction_isolation": "read committed",
+            "TimeZone": "UTC",
+            "DateStyle": "ISO",
+            "statement_timeout": f"{self.statement_timeout // MILLISECOND}ms",
+        }
+        if lock_timeout is not None:
+            settings["lock_timeout"] = f"{lock_timeout // MILLISECOND}ms"
+        if self.pooled:
+            conn.local = set_config(settings, local=True)
+            return
+        settings |= {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+        if steady:
+            settings |= STEADY_PLANS
+        conn.execute(set_config(settings, local=False))
+        found = conn.execute("select pid, backend_start from pg_stat_get_activity(pg_backend_pid())").fetchone()
         if found is not None and found[0] == conn.info.backend_pid:
-            conn.backend = Backend(*found[:2])
+            conn.backend = Backend(*found)
+
+
+# For connections that run nothing but the worker's statements: plan each once, by the indexes made for it. Every one of
+# them reads a few rows by an index. Estimates that say otherwise are wrong: a table that was empty when it was last
+# analyzed, an expression without statistics. And to plan a claim takes longer than to run it.
+STEADY_PLANS = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_sort": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+
+
+def set_config(settings: Mapping[str, str], *, local: bool) -> sql.Composed:
+    """Return the statement that makes settings, for the session or for the transaction."""
+    calls = [
+        sql.SQL("set_config({}, {}, {})").format(sql.Literal(name), sql.Literal(value), sql.Literal(local))
+        for name, value in settings.items()
+    ]
+    return sql.SQL("select {}").format(sql.SQL(", ").join(calls))
 
 
 def connect(dsn: str, *, schema: str | None = None, application: str = "gendurable") -> Connection:
     """Open a connection that is ready for the engine's statements, with the usual settings."""
     return Database(dsn, schema).connect(application)
-
-
-def configure(conn: Connection, schema: str) -> None:
-    """Pin what our statements rely on.
-
-    Read committed: the recheck after a park must see what was committed since. UTC and ISO dates: times that travel
-    as text. By `set_config`, not start-up options, which poolers refuse.
-    """
-    conn.execute(
-        "select set_config('search_path', %s, false), set_config('default_transaction_isolation', 'read committed',"
-        " false), set_config('TimeZone', 'UTC', false), set_config('DateStyle', 'ISO', false)",
-        [search_path(schema)],
-    )
-
-
-def keep_plans_steady(conn: Connection) -> None:
-    """For connections that run nothing but the worker's statements: plan each once, by the indexes made for it.
-
-    Every one of them reads a few rows by an index. Estimates that say otherwise are wrong: a table that was empty when
-    it was last analyzed, an expression without statistics. And to plan a claim takes longer than to run it.
-    """
-    off = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin", "jit")
-    settings = {"plan_cache_mode": "force_generic_plan", **dict.fromkeys(off, "off")}
-    calls = sql.SQL(", ").join(sql.SQL("set_config({}, {}, false)").format(*pair) for pair in settings.items())
-    conn.execute(sql.SQL("select {}").format(calls))
 
 
 @contextmanager
@@ -220,6 +232,35 @@ def pipeline(conn: Connection) -> Iterator[None]:
         yield
 
 
+def set_locally(conn: Connection) -> None:
+    """Begin a transaction on a pooled connection with the settings that the engine's statements rely on."""
+    if isinstance(conn, EngineConnection) and conn.local is not None:
+        conn.execute(conn.local)
+
+
+@contextmanager
+def marked(conn: Connection) -> Iterator[None]:
+    """Remember that a transaction is open: in a pipeline the driver does not know before the answers are there."""
+    if not isinstance(conn, EngineConnection):
+        yield
+        return
+    conn.in_commit = True
+    try:
+        yield
+    finally:
+        conn.in_commit = False
+
+
+def needs_transaction(conn: Connection) -> bool:
+    """Tell whether a statement must not run here without a transaction around it."""
+    return (
+        isinstance(conn, EngineConnection)
+        and conn.local is not None
+        and not conn.in_commit
+        and conn.info.transaction_status == pq.TransactionStatus.IDLE
+    )
+
+
 @contextmanager
 def one_commit(conn: Connection, *, after: Callable[[], object] | None = None) -> Iterator[None]:
     """Run statements in one transaction and, where libpq can, one round trip; `after` follows the commit in it.
@@ -227,8 +268,9 @@ def one_commit(conn: Connection, *, after: Callable[[], object] | None = None) -
     `transaction()` would wait for the answer to its BEGIN; these two travel with the statements between them.
     """
     try:
-        with pipeline(conn):
-            conn.execute("begin")
+        with pipeline(conn), marked(conn):
+            conn.execute("begin isolation level read committed")
+            set_locally(conn)
             yield
             conn.execute("commit")
             if after is not None:

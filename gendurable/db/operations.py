@@ -16,7 +16,7 @@ from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.limits import DEFAULT_LIMITS, check_key, check_name, show
 from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren, Transition
 from gendurable.db import store
-from gendurable.db.connection import Connection, one_commit, pipeline
+from gendurable.db.connection import Connection, one_commit, pipeline, set_locally
 from gendurable.db.faults import is_locked
 from gendurable.db.rows import Delivery, Ended, Woken
 from gendurable.errors import (
@@ -168,6 +168,7 @@ def insert_instances(conn: Connection, instances: Iterable[NewInstance], *, ahea
     if len(chunks) == 1:
         return store.insert(conn, chunks[0], ahead=ahead).all()
     with conn.transaction():  # the caller's own may be open: then this is a savepoint
+        set_locally(conn)
         return [id_ for chunk in chunks for id_ in store.insert(conn, chunk, ahead=ahead)]
 
 

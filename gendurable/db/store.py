@@ -5,6 +5,7 @@ Each returns `Rows`, read when asked: inside a pipeline nothing waits for an ans
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +16,7 @@ from gendurable.core.claim import Claim, Fenced, StoredChild, StoredSignal
 from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren
-from gendurable.db.connection import Connection
+from gendurable.db.connection import Connection, needs_transaction, one_commit
 from gendurable.db.rows import Count, Delivery, Due, Ended, Examination, Reaped, ServerFacts, Unserved, Woken, WorkerRow
 from gendurable.db.statements import statement
 
@@ -472,11 +473,16 @@ def due_queues(conn: Connection, *, ahead: timedelta = ZERO) -> Rows[str]:
 
 def _rows(conn: Connection, row: type[T], name: str, /, **parameters: Any) -> Rows[T]:
     # A row class and cursor of our own: the connection may be the caller's, with a row factory of theirs.
-    return Rows(conn.cursor(row_factory=class_row(row)).execute(statement(name), parameters))
+    return _run(conn, conn.cursor(row_factory=class_row(row)), name, parameters)
 
 
 def _scalars(conn: Connection, name: str, /, **parameters: Any) -> Rows[Any]:
-    return Rows(conn.cursor(row_factory=scalar_row).execute(statement(name), parameters))
+    return _run(conn, conn.cursor(row_factory=scalar_row), name, parameters)
+
+
+def _run(conn: Connection, cursor: psycopg.Cursor[T], name: str, parameters: dict[str, Any]) -> Rows[T]:
+    with one_commit(conn) if needs_transaction(conn) else nullcontext():
+        return Rows(cursor.execute(statement(name), parameters))
 
 
 def _fences(claims: Sequence[Fenced]) -> dict[str, list[int]]:

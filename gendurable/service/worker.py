@@ -79,6 +79,7 @@ class Worker:
             prepare=config.prepare,
             connect_timeout=config.connect_timeout,
             statement_timeout=config.statement_timeout,
+            pooled=not config.prepare,
         )
         self._locks = LockConnections(self._connect_lock, config.lock_connection_limit)
         self._spare = self._session(SPARE, lock_timeout=LOCK_TIMEOUT)
@@ -327,7 +328,8 @@ class Worker:
         )
 
     def _connect_lock(self) -> EngineConnection:
-        database = evolve(self._database, dsn=self.config.lock_dsn or self._database.dsn)
+        direct = self.config.lock_dsn
+        database = self._database if direct is None else evolve(self._database, dsn=direct, prepare=True, pooled=False)
         return database.connect("gendurable lock", lock_timeout=LOCK_TIMEOUT, steady=True)
 
     def _check_server(self, facts: ServerFacts | None) -> bool:

@@ -8,15 +8,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from facts import claims, done, until_done
-from machines import Gated, Noop, Quitter, Scene
+from machines import Gated, Noop, Quitter, Scene, Waiter
 from pooler import PGBOUNCER, Choice, Pooler, pgbouncer
 from stage import Note, Stage
 from support import row, until
 from workers import WorkerProcess, worker
 
-from gendurable import Client
+from gendurable import Client, migrate
 from gendurable.core.instance import NewInstance
 from gendurable.db import store
 from gendurable.db.connection import Connection
@@ -276,6 +277,39 @@ def test_behind_a_transaction_pooler_a_direct_lock_connection_is_all_that_keyed_
         assert running.wait() == 0
         assert not running.events("partitions_refused")
         assert not running.events("database_unavailable")
+
+
+def test_behind_a_transaction_pooler_each_schema_keeps_to_itself_and_leaves_no_setting_behind(
+    dsn: str, conn: Connection, stage: Stage
+):
+    # A pooled session is everybody's: what one client sets for the session, the next one finds.
+    migrate.up(dsn, schema="Other")
+    ours = "select current_setting('search_path'), current_setting('lock_timeout'), current_setting('enable_seqscan')"
+    with psycopg.connect(dsn) as fresh:
+        untouched = fresh.execute(ours).fetchone()
+    with (
+        Pooler(dsn, Choice.NEXT) as pooler,
+        psycopg.connect(pooler.dsn, autocommit=True, prepare_threshold=None) as stranger,
+    ):
+        here = Client(pooler.dsn, prepare=False)
+        there = Client(pooler.dsn, schema="Other", prepare=False)
+        with (
+            here,
+            there,
+            worker(pooler.dsn, environment={"prepare": "false"}),
+            worker(pooler.dsn, "--schema", "Other", environment={"prepare": "false"}),
+        ):
+            ids = here.insert_many([gated(stage, None) for _ in range(20)])
+            others = there.insert_many([gated(stage, None) for _ in range(20)])
+            for id in ids:
+                here.wait(id, timeout=20)
+            for id in others:
+                there.wait(id, timeout=20)
+            parked = there.insert(Waiter.new(Scene(str(stage.folder))))
+            until(lambda: there.get(parked).status == "awaiting_signal", "parked")
+            assert there.signal(parked, "nobody waits for this").found
+        seen = {stranger.execute(ours).fetchone() for _ in range(20)}
+    assert seen == {untouched}
 
 
 def test_a_key_is_one_key_in_all_queues(dsn: str, client: Client, conn: Connection, stage: Stage):
