@@ -21,7 +21,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -64,6 +63,7 @@ STEPS = ("start", "middle", "end")
 NAMES = ("a", "b")
 KEYS = ("k", "l")
 ABSENT = 2**40
+CROWD = 6  # more living rows than these would only dilute what happens to each
 POISON = '{"n": "\\u0000"}'  # JSON to Python, but no jsonb
 
 StoredRows: TypeAlias = dict[int, dict[str, Any]]
@@ -134,9 +134,9 @@ AWAIT = st.builds(
 CHILDREN = st.lists(DESCRIPTIONS.map(lambda child: evolve(child, delay=0 * HOUR, since_start=None)), max_size=3)
 SPAWN = st.builds(Spawn, CHILDREN, st.sampled_from(STEPS), STATES)
 END = st.sampled_from((Done({"ok": True}), Stop("enough")))
-ANY = st.one_of(END, NEXT, NEXT, RETRY, RETRY, AWAIT, AWAIT, SPAWN)
+ANY = st.one_of(RETRY, NEXT, AWAIT, SPAWN, RETRY, NEXT, AWAIT, SPAWN, END)
 # What the outcomes of one batch have in common: batches of one kind find what mixed ones do not.
-MOODS = st.sampled_from((ANY, ANY, ANY, END, AWAIT, SPAWN))
+MOODS = st.sampled_from((ANY, ANY, ANY, ANY, END, AWAIT, SPAWN))
 
 
 def several(values: Sequence[Any], least: int = 1) -> st.SearchStrategy[list[Any]]:
@@ -171,8 +171,8 @@ class History:
 class EngineMachine(RuleBasedStateMachine):
     """The engine's operations in any order, by three workers, clients, reapers and an impatient clock.
 
-    Hypothesis leaves some rules out of each run, and takes the others equally often. So each rule is a handful of
-    related moves: many small rules would spend most of a run on maintenance of nothing.
+    One rule that draws among moves: rules of their own would all be as frequent as each other, and runs would spend
+    most of their steps on what has no effect just now.
     """
 
     model: Model
@@ -192,6 +192,31 @@ class EngineMachine(RuleBasedStateMachine):
         self.model = Model(start)
         self.insert_all(described)
 
+    def moves(self) -> dict[str, int]:
+        """How likely each move is now."""
+        alive = [row for row in self.model.rows.values() if not row.has_ended]
+        is_any_parked = any(row.status is Status.AWAITING_SIGNAL for row in alive)
+        is_busy, is_any_held = bool(self.busy_queues()), bool(self.held())
+        return {
+            "insert": 2 if len(alive) < CROWD else 0,
+            "signal": 4 if is_any_parked else 1,
+            "claim": 3 if is_busy else 1,
+            "claim_and_commit": 6 if is_busy else 0,
+            "commit": 3 if is_any_held else 0,
+            "commit_old_and_new_together": 3 if self.lost() else 1 if self.claims else 0,
+            "commit_again": 1 if self.batches else 0,
+            "commit_what_is_refused": 1 if is_any_held else 0,
+            "beat_or_release": 1 if self.claims else 0,
+            "lose_a_claim": 2 if is_any_held else 0,
+            "let_time_pass": 2,
+            "grow_old_and_collect": 1 if len(alive) < len(self.model.rows) else 0,
+        }
+
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        names = [name for name, weight in self.moves().items() for _ in range(weight)]
+        getattr(self, data.draw(st.sampled_from(names), label="move"))(data)
+
     @property
     def ahead(self) -> timedelta:
         return self.model.hour * HOUR
@@ -199,11 +224,18 @@ class EngineMachine(RuleBasedStateMachine):
     def held(self) -> list[Claim]:
         return [claim for claim in self.claims if self.model.holds(claim)]
 
+    def lost(self) -> list[Claim]:
+        """Claims whose instance executes under a newer one."""
+        executing = {row.id for row in self.model.having(Status.EXECUTING)}
+        return [claim for claim in self.claims if claim.id in executing and not self.model.holds(claim)]
+
+    def busy_queues(self) -> list[str]:
+        return [queue for queue in QUEUES if self.model.claimable(queue, WORKERS["one"])]
+
     # Clients.
 
-    @rule(described=st.lists(DESCRIPTIONS, min_size=1, max_size=3))
-    def insert(self, described: list[Description]) -> None:
-        self.insert_all(described)
+    def insert(self, data: st.DataObject) -> None:
+        self.insert_all(data.draw(st.lists(DESCRIPTIONS, min_size=1, max_size=3), label="instances"))
 
     def insert_all(self, described: list[Description]) -> None:
         wanted = [self.new(each) for each in described]
@@ -232,11 +264,11 @@ class EngineMachine(RuleBasedStateMachine):
             eligible_at=None if since is None else self.model.start + since,
         )
 
-    @rule(data=st.data(), name=st.sampled_from(NAMES), dedup_key=st.sampled_from((None, None, "once", "twice")))
-    def signal(self, data: st.DataObject, name: str, dedup_key: str | None) -> None:
+    def signal(self, data: st.DataObject) -> None:
         parked = [row.id for row in self.model.having(Status.AWAITING_SIGNAL)]
-        targets = [*self.model.rows, ABSENT, *(3 * parked)]
-        self.send(data.draw(st.sampled_from(targets), label="target"), name, dedup_key)
+        id = data.draw(st.sampled_from([*self.model.rows, ABSENT, *(3 * parked)]), label="target")
+        name = data.draw(st.sampled_from(NAMES), label="name")
+        self.send(id, name, data.draw(st.sampled_from((None, None, None, "once", "twice")), label="dedup_key"))
 
     def send(self, id: int, name: str, dedup_key: str | None) -> None:
         with one_commit(self.conn):
@@ -256,9 +288,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     # Workers.
 
-    @rule(queue=st.sampled_from(QUEUES), worker=st.sampled_from(tuple(WORKERS)), limit=st.integers(1, 5))
-    def claim(self, queue: str, worker: str, limit: int) -> None:
-        self.claim_as(worker, queue, limit)
+    def claim(self, data: st.DataObject) -> None:
+        queue = data.draw(st.sampled_from(self.busy_queues() or QUEUES), label="queue")
+        worker = data.draw(st.sampled_from(tuple(WORKERS)), label="worker")
+        self.claim_as(worker, queue, data.draw(st.integers(1, 5), label="limit"))
 
     def claim_as(self, worker: str, queue: str, limit: int) -> list[Claim]:
         machines = WORKERS[worker]
@@ -282,23 +315,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.claims += claims
         return claims
 
-    def busy_queues(self) -> list[str]:
-        return [queue for queue in QUEUES if self.model.claimable(queue, WORKERS["one"])]
-
-    @precondition(lambda self: self.busy_queues())
-    @rule(data=st.data(), limit=st.sampled_from((1, 2, 5)))
-    def claim_and_commit(self, data: st.DataObject, limit: int) -> None:
-        self.work(data, limit)
-
-    # The same again: without any work a run would be wasted, and hardly will both be left out.
-    @precondition(lambda self: self.busy_queues())
-    @rule(data=st.data(), limit=st.sampled_from((1, 2, 5)))
-    def claim_and_commit_more(self, data: st.DataObject, limit: int) -> None:
-        self.work(data, limit)
-
-    def work(self, data: st.DataObject, limit: int) -> None:
+    def claim_and_commit(self, data: st.DataObject) -> None:
         queue = data.draw(st.sampled_from(self.busy_queues()), label="queue")
-        self.write(self.draw_changes(data, self.claim_as("one", queue, limit)))
+        claims = self.claim_as("one", queue, data.draw(st.sampled_from((1, 2, 5)), label="limit"))
+        self.write(self.draw_changes(data, claims))
 
     def draw_changes(self, data: st.DataObject, claims: list[Claim]) -> list[Transition]:
         mood = data.draw(MOODS, label="mood")
@@ -312,23 +332,15 @@ class EngineMachine(RuleBasedStateMachine):
         is_handled = data.draw(st.integers(0, 3), label="handled") == 3
         return with_error(claim, change, ValueError("oh")) if is_handled else change
 
-    @precondition(lambda self: self.held())
-    @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
         claims = data.draw(several(self.held()), label="claims")
         self.write(self.draw_changes(data, claims))
 
-    @precondition(lambda self: self.claims)
-    @rule(data=st.data())
-    def commit_old_and_new_claims_together(self, data: st.DataObject) -> None:
-        executing = {row.id for row in self.model.having(Status.EXECUTING)}
-        lost = [claim for claim in self.claims if claim.id in executing and not self.model.holds(claim)]
-        claims = data.draw(several([*(3 * lost), *self.held()] or self.claims), label="claims")
+    def commit_old_and_new_together(self, data: st.DataObject) -> None:
+        claims = data.draw(several([*(3 * self.lost()), *self.held()] or self.claims), label="claims")
         self.write(self.draw_changes(data, claims))
 
-    @precondition(lambda self: self.batches)
-    @rule(data=st.data())
-    def commit_a_batch_again(self, data: st.DataObject) -> None:
+    def commit_again(self, data: st.DataObject) -> None:
         """As after an answer that was lost."""
         self.write(data.draw(st.sampled_from(self.batches), label="batch"))
 
@@ -344,9 +356,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert change.error.startswith("Unstorable"), "only what was refused is not written as it was given"
                 self.model.rows[change.id].last_error = change.error
 
-    @precondition(lambda self: self.held())
-    @rule(data=st.data())
-    def commit_with_one_that_the_database_refuses(self, data: st.DataObject) -> None:
+    def commit_what_is_refused(self, data: st.DataObject) -> None:
         changes = self.draw_changes(data, data.draw(several(self.held()), label="claims"))
         place = data.draw(st.integers(0, len(changes) - 1), label="poisoned")
         bad = {"result": POISON} if isinstance(changes[place], Finish) else {"state": POISON}
@@ -378,10 +388,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.model.add_child(found[0][0], birth)
         return held
 
-    @precondition(lambda self: self.claims)
-    @rule(data=st.data(), keeps=st.booleans())
-    def beat_or_release(self, data: st.DataObject, keeps: bool) -> None:
+    def beat_or_release(self, data: st.DataObject) -> None:
         claims = data.draw(several(self.claims, least=0), label="claims")
+        keeps = data.draw(st.booleans(), label="keeps")
         if keeps:
             answer = store.extend_leases(self.conn, claims, lease=LEASE * HOUR, ahead=self.ahead)
         else:
@@ -396,27 +405,21 @@ class EngineMachine(RuleBasedStateMachine):
 
     # Time and maintenance.
 
-    @precondition(lambda self: self.held())
-    @rule(data=st.data(), answers_late=st.booleans())
-    def lose_a_claim_to_another_worker(self, data: st.DataObject, answers_late: bool) -> None:
+    def lose_a_claim(self, data: st.DataObject) -> None:
         claim = data.draw(st.sampled_from(self.held()), label="claim")
         self.in_turn(
             lambda: self.expire(self.model.rows[claim.id]),
             self.reap,
             lambda: self.claim_as("three", claim.queue, limit=5),
         )
-        if answers_late:
+        if data.draw(st.booleans(), label="answers late"):
             self.write(self.draw_changes(data, [claim]))
 
-    @rule(
-        by=st.sampled_from((0, 1, 1, 2, 3)),
-        reaper=st.sampled_from(("none", "dying", "lively")),
-        is_swept=st.booleans(),
-    )
-    def let_time_pass(self, by: int, reaper: str, is_swept: bool) -> None:
-        self.model.hour += by
-        reaping = {"none": lambda: None, "dying": lambda: self.reap_and_die(limit=1), "lively": self.reap}
-        self.in_turn(reaping[reaper], self.wake_overdue if is_swept else lambda: None)
+    def let_time_pass(self, data: st.DataObject) -> None:
+        self.model.hour += data.draw(st.sampled_from((0, 1, 1, 2, 3)), label="hours")
+        reapers = {"none": lambda: None, "dying": lambda: self.reap_and_die(limit=1), "lively": self.reap}
+        reap = reapers[data.draw(st.sampled_from(tuple(reapers)), label="reaper")]
+        self.in_turn(reap, self.wake_overdue if data.draw(st.booleans(), label="sweeps") else lambda: None)
 
     def in_turn(self, *moves: Callable[[], object]) -> None:
         for move in moves:
@@ -456,11 +459,11 @@ class EngineMachine(RuleBasedStateMachine):
         for row in overdue:
             row.wake(row.await_deadline)
 
-    @rule(data=st.data(), limit=st.integers(1, 3))
-    def grow_old_and_collect(self, data: st.DataObject, limit: int) -> None:
+    def grow_old_and_collect(self, data: st.DataObject) -> None:
         ended = [row for row in self.model.rows.values() if row.has_ended and not row.is_old]
         if ended:
             self.age(data.draw(several(ended), label="instances"))
+        limit = data.draw(st.integers(1, 3), label="limit")
         gone = store.gc(self.conn, older_than=HOUR, after=0, limit=limit).all()
         assert sorted(gone) == self.model.collectable()[:limit]
         for id in gone:
