@@ -13,7 +13,7 @@ from attrs import Factory, define, frozen
 from gendurable.core.claim import Fenced
 from gendurable.core.instance import NewInstance
 from gendurable.core.status import TERMINAL, Status
-from gendurable.core.transition import Advance, Finish, Park, Repeat, SpawnChildren, Transition
+from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren, Transition
 
 HOUR = timedelta(hours=1)
 
@@ -209,6 +209,8 @@ class Model:
             match change:
                 case Advance():
                     self._advance(self.rows[change.id], change)
+                case CarryOn():
+                    self._carry_on(self.rows[change.id], change)
                 case Repeat():
                     self._repeat(self.rows[change.id], change)
                 case Park():
@@ -222,6 +224,13 @@ class Model:
         row.go_to(change, Status.RUNNABLE)
         row.eligible_at = self.in_hours(change.delay / HOUR)
         self._consume(change.consumed)
+
+    def _carry_on(self, row: Row, change: CarryOn) -> None:
+        row.step, row.state = change.step, json.loads(change.state)
+        row.fence += 1
+        row.attempt = row.crashes = 0
+        row.last_error = change.error
+        row.awaits = row.join_round = None
 
     def _repeat(self, row: Row, change: Repeat) -> None:
         row.let_go(Status.RUNNABLE)

@@ -30,7 +30,18 @@ from gendurable import FSM, Await, Context, Done, Next, Outcome, Retry, Spawn, S
 from gendurable.core.claim import Claim
 from gendurable.core.instance import NewInstance
 from gendurable.core.status import LIVE, TERMINAL, Status
-from gendurable.core.transition import Advance, Finish, Park, SpawnChildren, Transition, transition, with_error
+from gendurable.core.transition import (
+    Advance,
+    CarryOn,
+    Finish,
+    Park,
+    SpawnChildren,
+    Transition,
+    carried_on,
+    keep_claim,
+    transition,
+    with_error,
+)
 from gendurable.db import store
 from gendurable.db.connection import Connection, one_commit
 from gendurable.db.operations import claim_batch, delivered, insert_instances, send_signal
@@ -83,7 +94,7 @@ class Frail(FSM[dict], name="frail", max_crashes=2):
         raise NotImplementedError
 
 
-class Tough(Frail, name="tough", max_crashes=None):
+class Tough(Frail, name="tough", max_crashes=None, inline=True):
     pass
 
 
@@ -329,8 +340,9 @@ class EngineMachine(RuleBasedStateMachine):
         if isinstance(outcome, Spawn):
             outcome = evolve(outcome, children=[self.new(each) for each in outcome.children])
         change = transition(claim, outcome, json.loads(claim.state), MACHINES[claim.fsm])
-        is_handled = data.draw(st.integers(0, 3), label="handled") == 3
-        return with_error(claim, change, ValueError("oh")) if is_handled else change
+        if data.draw(st.integers(0, 3), label="handled") == 3:
+            change = with_error(claim, change, ValueError("oh"))
+        return keep_claim(claim, change, MACHINES[claim.fsm])
 
     def commit(self, data: st.DataObject) -> None:
         claims = data.draw(several(self.held()), label="claims")
@@ -352,6 +364,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert sorted(map(identity, settled.written)) == sorted(map(identity, expected))
         assert settled.woken == self.model.take_woken()
         for change in settled.written:
+            if isinstance(change, CarryOn):
+                [claim] = [claim for claim in self.claims if identity(claim) == identity(change)]
+                self.claims.append(carried_on(claim, change))
             if change not in expected:
                 assert change.error.startswith("Unstorable"), "only what was refused is not written as it was given"
                 self.model.rows[change.id].last_error = change.error
@@ -595,6 +610,7 @@ PLANTED = {
     "a signal that was not shown is consumed": ("advance", "s.id = any (", "0 <> all ("),
     "a signal of any name wakes": ("deliver", "= any (target.awaits)", "is not null"),
     "a busy partition key is not noticed": ("claim", "busy.status = 'executing'", "busy.status = 'failed'"),
+    "a claim carried on keeps its number": ("carry_on", "fence = g.fence + 1", "fence = g.fence"),
     "a retry starts counting anew": ("repeat", "attempt = g.attempt + 1", "attempt = 1"),
     "the reaper leaves the fence as it was": ("reap", "fence = g.fence + 1", "fence = g.fence"),
     "gc takes the children of a living parent": ("gc", "in ('done', 'failed'))", "is not null)"),
