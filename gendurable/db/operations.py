@@ -1,6 +1,6 @@
 """What takes more than one statement: claim with inbox and children, commit a batch, insert, send a signal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -117,40 +117,48 @@ def commit(
 
     `unlock` is a partition key whose lock this session holds: let go in the same round trip, after the commit.
 
-    However many outcomes and kinds: at most one statement per kind, one for the locks and one for the recheck.
+    However many outcomes and kinds: at most one statement per kind, one for the locks and one for the
+    recheck.
     """
     # A worker that lost a claim and claimed the row anew may bring an outcome of each: only the newer can hold.
     newest = {change.id: change for change in sorted(changes, key=attrgetter("fence"))}
-    changes = [change for change in changes if newest[change.id] is change]
-    advances = [change for change in changes if isinstance(change, Advance)]
-    carried = [change for change in changes if isinstance(change, CarryOn)]
-    repeats = [change for change in changes if isinstance(change, Repeat)]
-    parks = [change for change in changes if isinstance(change, Park)]
-    spawns = [change for change in changes if isinstance(change, SpawnChildren)]
-    ends = [change for change in changes if isinstance(change, Finish)]
-    rechecked: store.Rows[Woken] | None = None
-    ended: store.Rows[Ended] | None = None
+    # By id, so that rows are locked in one order, whoever else has an outcome for some of them.
+    kinds: dict[type, list[Any]] = {}
+    for id_ in sorted(newest):
+        kinds.setdefault(type(newest[id_]), []).append(newest[id_])
     with one_commit(conn, after=None if unlock is None else lambda: store.unlock_partition(conn, key=unlock)):
-        held = store.lock_claims(conn, changes)
-        # Spawns first, while our rows are locked but unchanged: an insert that finds the key of a changed row waits
-        # for our commit, and a new child may have to wait for that insert.
-        if spawns:
-            store.spawn(conn, spawns, ahead=ahead)
-        if advances:
-            store.advance(conn, advances, ahead=ahead)
-        if carried:
-            store.carry_on(conn, carried)
-        if repeats:
-            store.repeat(conn, repeats, ahead=ahead)
-        if parks:
-            store.park(conn, parks, ahead=ahead)
-            rechecked = store.recheck_parked(conn, parks, ahead=ahead)
-        # Ends last: they lock parents, and whoever holds a parent then waits for nothing but another parent.
-        if ends:
-            ended = store.finish(conn, ends, ahead=ahead)
-    woken = {row.queue for row in rechecked or ()} | {row.wakes for row in ended or () if row.wakes is not None}
-    written = frozenset(held)
-    return Committed(tuple(change for change in changes if change.id in written), frozenset(woken))
+        answers = _write(conn, kinds, ahead)
+    rows = [row for answer in answers for row in answer]
+    written = {row.id if isinstance(row, Ended) else row for row in rows if not isinstance(row, Woken)}
+    woken = {row.queue if isinstance(row, Woken) else row.wakes for row in rows if isinstance(row, Woken | Ended)}
+    return Committed(
+        tuple(change for change in changes if change.id in written and newest[change.id] is change),
+        frozenset(queue for queue in woken if queue is not None),
+    )
+
+
+def _write(conn: Connection, kinds: Mapping[type, list[Any]], ahead: timedelta) -> list[store.Rows[Any]]:
+    answers: list[store.Rows[Any]] = []
+    if len(kinds) > 1 or Finish in kinds:
+        # One kind is written in the order of its ids; several need the locks of all of them first. So does an end:
+        # should it have to wait for a signal on its way in, it must look into the inbox after that, to take it along.
+        store.lock_claims(conn, [change for changes in kinds.values() for change in changes])
+    # Spawns first, while our rows are locked but unchanged: an insert that finds the key of a changed row waits
+    # for our commit, and a new child may have to wait for that insert.
+    if spawns := kinds.get(SpawnChildren):
+        answers.append(store.spawn(conn, spawns, ahead=ahead))
+    if advances := kinds.get(Advance):
+        answers.append(store.advance(conn, advances, ahead=ahead))
+    if carried := kinds.get(CarryOn):
+        answers.append(store.carry_on(conn, carried))
+    if repeats := kinds.get(Repeat):
+        answers.append(store.repeat(conn, repeats, ahead=ahead))
+    if parks := kinds.get(Park):
+        answers += store.park(conn, parks, ahead=ahead), store.recheck_parked(conn, parks, ahead=ahead)
+    # Ends last: they lock parents, and whoever holds a parent then waits for nothing but another parent.
+    if ends := kinds.get(Finish):
+        answers.append(store.finish(conn, ends, ahead=ahead))
+    return answers
 
 
 def insert_instance(conn: Connection, new: NewInstance, *, ahead: timedelta = ZERO) -> int:
