@@ -178,6 +178,19 @@ class Model:
             row.wake(self.in_hours(0))
         return wakes
 
+    def is_key_taken(self, row: Row) -> bool:
+        """Could this row not come back to life, because another holds its key by now?"""
+        others = [other for other in self.rows.values() if other is not row]
+        return Status.RUNNABLE in row.unique_scope and any(other.occupies(row.unique_key) for other in others)
+
+    def retry(self, row: Row) -> None:
+        row.wake(self.in_hours(0))
+        row.result = None
+        row.attempt = row.crashes = 0
+        row.is_old = False
+        if parent := self._barrier_of(row):
+            parent.children_pending += 1
+
     # Workers.
 
     def claimable(self, queue: str, machines: Sequence[str]) -> list[Row]:
@@ -276,12 +289,17 @@ class Model:
         if change.status is not Status.FAILED:  # should it be retried, it joins the same children
             row.join_round = None
         self._consume(self.inbox(row.id))
-        parent = self.rows.get(row.parent_id)
-        if parent and parent.status is Status.AWAITING_CHILDREN and parent.join_round == row.child_round:
+        if parent := self._barrier_of(row):
             parent.children_pending -= 1
             if not parent.children_pending:
                 parent.wake(self.in_hours(0))
                 self.woken.add(parent.queue)
+
+    def _barrier_of(self, child: Row) -> Row | None:
+        """Return the parent, if it waits for the round that this child belongs to."""
+        parent = self.rows.get(child.parent_id)
+        is_awaited = parent and parent.status is Status.AWAITING_CHILDREN and parent.join_round == child.child_round
+        return parent if is_awaited else None
 
     def _consume(self, ids: Iterable[int]) -> None:
         for id in ids:

@@ -44,9 +44,9 @@ from gendurable.core.transition import (
 )
 from gendurable.db import store
 from gendurable.db.connection import Connection, one_commit
-from gendurable.db.operations import claim_batch, delivered, insert_instances, send_signal
+from gendurable.db.operations import claim_batch, delivered, insert_instances, retry_instance, send_signal
 from gendurable.db.statements import statement
-from gendurable.errors import NoTarget
+from gendurable.errors import DuplicateInstance, NoTarget, NotRetryable
 from gendurable.runtime.committing import Settled, settle
 from gendurable.runtime.sweeping import reap_expired, wake_overdue
 
@@ -170,6 +170,7 @@ class History:
     # What a parked instance's last step had been shown: only these signals may lie there unheeded.
     shown: dict[int, frozenset[int]] = Factory(dict)
     collected: set[int] = Factory(set)
+    retried: set[int] = Factory(set)
 
     def remember(self, change: Transition) -> None:
         self.written[identity(change)] += 1
@@ -177,6 +178,8 @@ class History:
             self.consumed.update(change.consumed)
         elif isinstance(change, Park):
             self.shown[change.id] = frozenset(change.shown)
+        elif isinstance(change, Finish):
+            self.consumed.update(signal.id for signal in self.accepted.values() if signal.target_id == change.id)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -211,6 +214,7 @@ class EngineMachine(RuleBasedStateMachine):
         return {
             "insert": 2 if len(alive) < CROWD else 0,
             "signal": 4 if is_any_parked else 1,
+            "retry": 1 if self.model.having(Status.FAILED) else 0,
             "claim": 3 if is_busy else 1,
             "claim_and_commit": 6 if is_busy else 0,
             "commit": 3 if is_any_held else 0,
@@ -296,6 +300,21 @@ class EngineMachine(RuleBasedStateMachine):
         sent = Sent(delivery.id, id, name, dedup_key)
         self.history.accepted[sent.id] = sent
         assert delivery.woke == self.model.deliver(sent)
+
+    def retry(self, data: st.DataObject) -> None:
+        failed = self.model.having(Status.FAILED)
+        row = data.draw(st.sampled_from([*(3 * failed), *self.model.rows.values()]), label="instance")
+        if row.status is not Status.FAILED:
+            with pytest.raises(NotRetryable):
+                retry_instance(self.conn, row.id, ahead=self.ahead)
+        elif self.model.is_key_taken(row):
+            with pytest.raises(DuplicateInstance):
+                retry_instance(self.conn, row.id, ahead=self.ahead)
+        else:
+            retry_instance(self.conn, row.id, ahead=self.ahead)
+            self.model.retry(row)
+            self.history.endings.pop(row.id, None)
+            self.history.retried.add(row.id)
 
     # Workers.
 
@@ -504,7 +523,7 @@ class EngineMachine(RuleBasedStateMachine):
         check_endings(rows, self.history)
         check_signals(rows, signals, self.history)
         check_wake_ups(rows, signals, self.history)
-        check_barriers(rows)
+        check_barriers(rows, self.history)
         check_keys(rows)
         self.compare_with_model(rows)
         assert signals == self.model.signals
@@ -572,15 +591,20 @@ def check_wake_ups(rows: StoredRows, signals: dict[int, Sent], history: History)
             assert signal.id in history.shown[row["id"]], "parked beside a signal that it waits for"
 
 
-def check_barriers(rows: StoredRows) -> None:
-    unfinished = Counter(
-        (row["parent_id"], row["child_round"]) for row in rows.values() if row["status"] not in TERMINAL
-    )
+def check_barriers(rows: StoredRows, history: History) -> None:
     for id, row in rows.items():
-        is_waiting = row["status"] is Status.AWAITING_CHILDREN
-        awaited = unfinished[id, row["join_round"]]
-        assert is_waiting == bool(awaited), "a barrier opened too early or too late"
-        assert row["children_pending"] == awaited
+        unfinished = {
+            child["id"]
+            for child in rows.values()
+            if (child["parent_id"], child["child_round"]) == (id, row["join_round"]) and child["status"] not in TERMINAL
+        }
+        if row["status"] is Status.AWAITING_CHILDREN:
+            assert unfinished, "a barrier has not opened"
+            assert row["children_pending"] == len(unfinished)
+        else:
+            # A child may fail, be counted, and be retried once its parent has gone on.
+            assert unfinished <= history.retried, "a barrier opened too early"
+            assert row["children_pending"] == 0
 
 
 def check_keys(rows: StoredRows) -> None:
@@ -613,6 +637,7 @@ PLANTED = {
     "a claim carried on keeps its number": ("carry_on", "fence = g.fence + 1", "fence = g.fence"),
     "a retry starts counting anew": ("repeat", "attempt = g.attempt + 1", "attempt = 1"),
     "the reaper leaves the fence as it was": ("reap", "fence = g.fence + 1", "fence = g.fence"),
+    "a retried child is not counted again": ("retry", "p.children_pending + 1", "p.children_pending"),
     "gc takes the children of a living parent": ("gc", "in ('done', 'failed'))", "is not null)"),
 }
 
