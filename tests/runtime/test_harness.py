@@ -270,11 +270,12 @@ def test_a_poisoned_row_in_a_batch_of_ten_leaves_nine_unharmed(harness: MakeHarn
         ('{"n": 1.5}', "InvalidState: state.n"),
         ('{"n": null}', "InvalidState: state.n"),
         ('{"n": 1e5000}', "UndecodableRow: state"),
-        (f'{{"n": {"[" * 5000}{"]" * 5000}}}', "UndecodableRow: state"),
+        # How deep json reads depends on the version of Python.
+        (f'{{"n": {"[" * 5000}{"]" * 5000}}}', ("UndecodableRow: state", "InvalidState: state.n")),
     ],
 )
 def test_a_state_that_does_not_fit_ends_its_instance_with_a_typed_error(
-    harness: MakeHarness, conn: Connection, state: str, error: str
+    harness: MakeHarness, conn: Connection, state: str, error: str | tuple[str, ...]
 ):
     durable = harness(Strict)
     bad, good = durable.insert(Strict.new({"n": 1})), durable.insert(Strict.new({"n": 2}))
