@@ -59,6 +59,13 @@ def fresh_database(server_dsn: str) -> Iterator[str]:
         yield dsn
 
 
+@pytest.fixture(scope="module")
+def module_database(server_dsn: str) -> Iterator[str]:
+    """A new, empty database that the tests of one module share."""
+    with _database(server_dsn, f"gendurable_test_{uuid4().hex}") as dsn:
+        yield dsn
+
+
 @contextmanager
 def _database(server_dsn: str, name: str) -> Iterator[str]:
     with psycopg.connect(server_dsn, autocommit=True) as conn:
