@@ -72,7 +72,7 @@ class Claimed:
 
 @frozen
 class BatchCommitted:
-    """One group commit."""
+    """One group commit; follows the events of what it wrote."""
 
     size: int
     seconds: float

@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import psycopg
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 from psycopg import sql
 from psycopg.rows import dict_row, scalar_row
 
@@ -40,18 +41,14 @@ class Bench:
     scale: float = 1.0
     flags: tuple[str, ...] = ()
     postmaster: int | None = None
-    limits: dict[int, float] = field(factory=dict)
 
     def size(self, full: int) -> int:
         """Return how many for this run."""
         return max(int(full * self.scale), 10)
 
-    @property
     def limit(self) -> float:
-        """Rows per second of the bare loop, in this run."""
-        if LIMIT_BATCH not in self.limits:
-            measure_limit(self)
-        return self.limits[LIMIT_BATCH]
+        """Rows per second of the bare loop, measured now: a shared machine is another one a minute later."""
+        return measure_limit(self).rate
 
     def run(self, name: str, **parameters: Any) -> psycopg.Cursor[Any]:
         """Run one of our own statements."""
@@ -89,16 +86,20 @@ def measure_limit(bench: Bench, batch: int = LIMIT_BATCH) -> Figure:
     while ids := bench.run("limit_claim", queue="default", limit=batch).fetchall():
         bench.run("limit_complete", ids=ids)
         done += len(ids)
-    seconds = time.perf_counter() - started
-    bench.limits[batch] = done / seconds
     return Figure(
         scenario=f"limit: bare loop, batches of {batch}",
         amount=done,
-        seconds=seconds,
+        seconds=time.perf_counter() - started,
         unit="rows",
-        ratio=bench.limits[batch] / bench.limits.get(LIMIT_BATCH, bench.limits[batch]),
         note="no engine",
     )
+
+
+def beside_limit(bench: Bench, measure: Callable[[], Figure]) -> Figure:
+    """Measure something between two measurements of the limit, and its ratio to their mean."""
+    before = bench.limit()
+    figure = measure()
+    return evolve(figure, ratio=figure.rate / ((before + bench.limit()) / 2))
 
 
 @contextmanager
@@ -132,14 +133,24 @@ def wait_until_drained(bench: Bench, workers: Fleet) -> None:
 def drain(
     bench: Bench,
     scenario: str,
+    work: Sequence[NewInstance],
     *,
-    steps: int,
+    each: int = 1,
+    beside: bool = False,
     flags: Sequence[str] = (),
     processes: int = 1,
     unit: str = "steps",
     note: str = "",
 ) -> Figure:
-    """Start workers on filled tables and measure until all is done."""
+    """Fill the tables, start workers and measure until all is done; an instance takes `each` steps.
+
+    `beside`: what the tables hold already stays there.
+    """
+    if not beside:
+        bench.empty()
+    bench.client.insert_many(work)
+    bench.settle()
+    steps = len(work) * each
     measured: dict[str, Any] = {}
     with fleet(bench.dsn, bench.schema, count=processes, flags=[*bench.flags, *flags]) as workers:
         workers.wait_until_started()
@@ -147,15 +158,7 @@ def drain(
         with metered(bench, workers, steps, measured):
             wait_until_drained(bench, workers)
             seconds = time.perf_counter() - started
-    return Figure(
-        scenario=scenario,
-        amount=steps,
-        seconds=seconds,
-        unit=unit,
-        ratio=steps / seconds / bench.limit,
-        note=note,
-        **measured,
-    )
+    return Figure(scenario=scenario, amount=steps, seconds=seconds, unit=unit, note=note, **measured)
 
 
 # The scenarios.
@@ -175,8 +178,10 @@ def noops(bench: Bench) -> list[Figure]:
         ("no-op jobs, prefetch auto, 2 processes", ["--prefetch", "auto"], 2),
         ("no-op jobs, prefetch 0", ["--prefetch", "0"], 1),
     ):
-        bench.fill([Noop.new({}) for _ in range(amount)])
-        figures.append(drain(bench, name, steps=amount, flags=flags, processes=processes, unit="jobs"))
+        jobs = [Noop.new({}) for _ in range(amount)]
+        figures.append(
+            beside_limit(bench, partial(drain, bench, name, jobs, flags=flags, processes=processes, unit="jobs"))
+        )
     return figures
 
 
@@ -185,8 +190,9 @@ def chains(bench: Bench) -> list[Figure]:
     amount = bench.size(8_000)
     figures = []
     for name, machine in (("chains of 5 steps", Chain), ("chains of 5 inline steps", InlineChain)):
-        bench.fill([machine.new({}) for _ in range(amount)])
-        figures.append(drain(bench, name, steps=amount * STEPS_OF_CHAIN, flags=["--prefetch", "auto"]))
+        work = [machine.new({}) for _ in range(amount)]
+        chain = partial(drain, bench, name, work, each=STEPS_OF_CHAIN, flags=["--prefetch", "auto"])
+        figures.append(beside_limit(bench, chain))
     return figures
 
 
@@ -195,9 +201,14 @@ def inserts(bench: Bench) -> list[Figure]:
     amount = bench.size(20_000)
     bench.empty()
     batch = [Noop.new({}) for _ in range(amount)]
-    started = time.perf_counter()
-    bench.client.insert_many(batch)
-    bulk = time.perf_counter() - started
+
+    def in_bulk() -> Figure:
+        bench.empty()
+        started = time.perf_counter()
+        bench.client.insert_many(batch)
+        return Figure(scenario="insert in bulk", amount=amount, seconds=time.perf_counter() - started, unit="rows")
+
+    bulk = beside_limit(bench, in_bulk)
     singles = bench.size(1_000)
     ours, bare = [], []
     for _ in range(singles):  # in turns, so that both see the same moments of the machine
@@ -208,7 +219,7 @@ def inserts(bench: Bench) -> list[Figure]:
         bare.append(time.perf_counter() - between)
         ours.append(between - began)
     return [
-        Figure(scenario="insert in bulk", amount=amount, seconds=bulk, unit="rows", ratio=amount / bulk / bench.limit),
+        bulk,
         Figure(
             scenario="insert one by one",
             amount=singles,
@@ -223,28 +234,24 @@ def inserts(bench: Bench) -> list[Figure]:
 
 def fan_out(bench: Bench) -> list[Figure]:
     """One instance spawns a thousand children and joins them."""
-    children = bench.size(1_000)
+    return [beside_limit(bench, partial(_fan_out, bench, bench.size(1_000)))]
+
+
+def _fan_out(bench: Bench, children: int) -> Figure:
     bench.empty()
     measured: dict[str, Any] = {}
     with fleet(bench.dsn, bench.schema, flags=[*bench.flags, "--prefetch", "auto"]) as workers:
-        workers.wait_until_started()
+        # A worker that has run before: the first steps of a process are not what is measured.
+        bench.client.wait(bench.client.insert(FanOut.new(Width(children))), timeout=PATIENCE)
         with metered(bench, workers, children, measured):
             parent = bench.client.insert(FanOut.new(Width(children)))
             bench.client.wait(parent, timeout=PATIENCE)
     # From the commit that spawned them to the commit of the last one, which joined them.
     span = "select extract(epoch from max(updated_at) - min(inserted_at))::float8 from gen_durable where parent_id = %s"
     seconds = float(bench.conn.execute(span, [parent]).fetchone()[0])  # type: ignore[index]
-    rate = children / seconds
-    return [
-        Figure(
-            scenario=f"fan-out of {children} and join",
-            amount=children,
-            seconds=seconds,
-            unit="children",
-            ratio=rate / bench.limit,
-            **measured,
-        )
-    ]
+    return Figure(
+        scenario=f"fan-out of {children} and join", amount=children, seconds=seconds, unit="children", **measured
+    )
 
 
 def signals(bench: Bench) -> list[Figure]:
@@ -279,8 +286,11 @@ def signals(bench: Bench) -> list[Figure]:
 def keyed(bench: Bench) -> list[Figure]:
     """Work over a hundred partition keys: each step commits on the connection that holds its lock."""
     amount = bench.size(5_000)
-    bench.fill([Noop.new({}, partition_key=f"key:{n % 100}") for n in range(amount)])
-    return [drain(bench, "keyed jobs, 100 partition keys", steps=amount, unit="jobs", flags=["--prefetch", "auto"])]
+    jobs = [Noop.new({}, partition_key=f"key:{n % 100}") for n in range(amount)]
+    flags = ["--prefetch", "auto"]
+    return [
+        beside_limit(bench, partial(drain, bench, "keyed jobs, 100 partition keys", jobs, unit="jobs", flags=flags))
+    ]
 
 
 def latency(bench: Bench) -> list[Figure]:
@@ -341,17 +351,17 @@ def _statements(bench: Bench) -> int:
 
 def history(bench: Bench) -> list[Figure]:
     """The same drain on a table that holds a million finished rows and a hundred thousand future ones."""
-    amount = bench.size(20_000)
+    jobs = [Noop.new({}) for _ in range(bench.size(20_000))]
     ended, future = bench.size(1_000_000), bench.size(100_000)
-    bench.fill([Noop.new({}) for _ in range(amount)])
     flags = ["--prefetch", "auto"]
-    before = drain(bench, "drain on an empty table", steps=amount, unit="jobs", flags=flags)
+    empty = drain(bench, "drain on an empty table", jobs, unit="jobs", flags=flags)
     bench.empty()
     bench.run("history", ended=ended, future=future)
-    bench.client.insert_many([Noop.new({}) for _ in range(amount)])
-    bench.settle()
-    after = drain(bench, f"drain beside {ended:,} ended + {future:,} future", steps=amount, unit="jobs", flags=flags)
-    return [before, evolve(after, ratio=after.rate / before.rate, note="ratio: to the drain on an empty table")]
+    name = f"drain beside {ended:,} ended + {future:,} future"
+    full = drain(bench, name, jobs, beside=True, unit="jobs", flags=flags)
+    again = drain(bench, "drain on an empty table, again", jobs, unit="jobs", flags=flags)
+    ratio = full.rate / ((empty.rate + again.rate) / 2)
+    return [empty, evolve(full, ratio=ratio, note="ratio: to the drain on an empty table"), again]
 
 
 def backlogs(bench: Bench) -> list[Figure]:

@@ -10,12 +10,13 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 import psycopg
-from psycopg.rows import class_row, scalar_row
+from psycopg.rows import args_row, scalar_row
 
 from gendurable.core.claim import Claim, Fenced, StoredChild, StoredSignal
 from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren
+from gendurable.db.arrays import integers, intervals, texts
 from gendurable.db.connection import Connection, needs_transaction, one_commit
 from gendurable.db.rows import Count, Delivery, Due, Ended, Examination, Reaped, ServerFacts, Unserved, Woken, WorkerRow
 from gendurable.db.statements import statement
@@ -100,12 +101,12 @@ def claim_plain(
 
 def load_signals(conn: Connection, *, ids: Sequence[int]) -> Rows[StoredSignal]:
     """Read the inboxes of some instances."""
-    return _rows(conn, StoredSignal, "load_signals", ids=list(ids))
+    return _rows(conn, StoredSignal, "load_signals", ids=integers(ids))
 
 
 def load_children(conn: Connection, *, ids: Sequence[int]) -> Rows[StoredChild]:
     """Read the children of some instances."""
-    return _rows(conn, StoredChild, "load_children", ids=list(ids))
+    return _rows(conn, StoredChild, "load_children", ids=integers(ids))
 
 
 def extend_leases(
@@ -134,11 +135,11 @@ def advance(conn: Connection, changes: Sequence[Advance], *, ahead: timedelta = 
         conn,
         "advance",
         **_fences(changes),
-        steps=[change.step for change in changes],
-        states=[change.state for change in changes],
-        delays=[change.delay for change in changes],
-        errors=[change.error for change in changes],
-        consumed=[signal for change in changes for signal in change.consumed],
+        steps=texts([change.step for change in changes]),
+        states=texts([change.state for change in changes]),
+        delays=intervals([change.delay for change in changes]),
+        errors=texts([change.error for change in changes]),
+        consumed=integers([signal for change in changes for signal in change.consumed]),
         ahead=ahead,
     )
 
@@ -149,9 +150,9 @@ def carry_on(conn: Connection, changes: Sequence[CarryOn]) -> Rows[int]:
         conn,
         "carry_on",
         **_fences(changes),
-        steps=[change.step for change in changes],
-        states=[change.state for change in changes],
-        errors=[change.error for change in changes],
+        steps=texts([change.step for change in changes]),
+        states=texts([change.state for change in changes]),
+        errors=texts([change.error for change in changes]),
     )
 
 
@@ -161,9 +162,9 @@ def repeat(conn: Connection, changes: Sequence[Repeat], *, ahead: timedelta = ZE
         conn,
         "repeat",
         **_fences(changes),
-        states=[change.state for change in changes],
-        delays=[change.delay for change in changes],
-        errors=[change.error for change in changes],
+        states=texts([change.state for change in changes]),
+        delays=intervals([change.delay for change in changes]),
+        errors=texts([change.error for change in changes]),
         ahead=ahead,
     )
 
@@ -174,19 +175,19 @@ def park(conn: Connection, changes: Sequence[Park], *, ahead: timedelta = ZERO) 
         conn,
         "park",
         **_fences(changes),
-        steps=[change.step for change in changes],
-        states=[change.state for change in changes],
-        names=[change.names for change in changes],
-        timeouts=[change.timeout for change in changes],
-        errors=[change.error for change in changes],
-        attempts=[change.attempt for change in changes],
+        steps=texts([change.step for change in changes]),
+        states=texts([change.state for change in changes]),
+        names=texts([change.names for change in changes]),
+        timeouts=intervals([change.timeout for change in changes]),
+        errors=texts([change.error for change in changes]),
+        attempts=integers([change.attempt for change in changes]),
         ahead=ahead,
     )
 
 
 def recheck_parked(conn: Connection, changes: Sequence[Park], *, ahead: timedelta = ZERO) -> Rows[Woken]:
     """Wake those just parked whose signal came in before the park."""
-    shown = [signal for change in changes for signal in change.shown]
+    shown = integers([signal for change in changes for signal in change.shown])
     return _rows(conn, Woken, "recheck_parked", **_fences(changes), shown=shown, ahead=ahead)
 
 
@@ -200,12 +201,12 @@ def spawn(conn: Connection, changes: Sequence[SpawnChildren], *, ahead: timedelt
         conn,
         "spawn",
         **_fences(changes),
-        steps=[change.step for change in changes],
-        states=[change.state for change in changes],
-        errors=[change.error for change in changes],
-        consumed=[signal for change in changes for signal in change.consumed],
-        parents=[parent for parent, _, _ in born],
-        indexes=[place for _, place, _ in born],
+        steps=texts([change.step for change in changes]),
+        states=texts([change.state for change in changes]),
+        errors=texts([change.error for change in changes]),
+        consumed=integers([signal for change in changes for signal in change.consumed]),
+        parents=integers([parent for parent, _, _ in born]),
+        indexes=integers([place for _, place, _ in born]),
         **columns,
         ahead=ahead,
     )
@@ -218,10 +219,10 @@ def finish(conn: Connection, changes: Sequence[Finish], *, ahead: timedelta = ZE
         Ended,
         "finish",
         **_fences(changes),
-        statuses=[str(change.status) for change in changes],
-        results=[change.result for change in changes],
-        errors=[change.error for change in changes],
-        crashes=[change.crashes for change in changes],
+        statuses=texts([str(change.status) for change in changes]),
+        results=texts([change.result for change in changes]),
+        errors=texts([change.error for change in changes]),
+        crashes=integers([change.crashes for change in changes]),
         ahead=ahead,
     )
 
@@ -473,7 +474,7 @@ def due_queues(conn: Connection, *, ahead: timedelta = ZERO) -> Rows[str]:
 
 def _rows(conn: Connection, row: type[T], name: str, /, **parameters: Any) -> Rows[T]:
     # A row class and cursor of our own: the connection may be the caller's, with a row factory of theirs.
-    return _run(conn, conn.cursor(row_factory=class_row(row)), name, parameters)
+    return _run(conn, conn.cursor(row_factory=args_row(row)), name, parameters)
 
 
 def _scalars(conn: Connection, name: str, /, **parameters: Any) -> Rows[Any]:
@@ -485,23 +486,23 @@ def _run(conn: Connection, cursor: psycopg.Cursor[T], name: str, parameters: dic
         return Rows(cursor.execute(statement(name), parameters))
 
 
-def _fences(claims: Sequence[Fenced]) -> dict[str, list[int]]:
-    return {"ids": [claim.id for claim in claims], "fences": [claim.fence for claim in claims]}
+def _fences(claims: Sequence[Fenced]) -> dict[str, str]:
+    return {"ids": integers([claim.id for claim in claims]), "fences": integers([claim.fence for claim in claims])}
 
 
-def _columns(instances: Sequence[NewInstance]) -> dict[str, list[Any]]:
+def _columns(instances: Sequence[NewInstance]) -> dict[str, Any]:
     """Turn instances into one array per column: a fixed number of parameters, however many rows."""
     return {
-        "fsms": [new.fsm for new in instances],
-        "fsm_versions": [new.fsm_version for new in instances],
-        "steps": [new.step for new in instances],
-        "states": [new.state for new in instances],
-        "queues": [new.queue for new in instances],
-        "priorities": [new.priority for new in instances],
-        "partition_keys": [new.partition_key for new in instances],
+        "fsms": texts([new.fsm for new in instances]),
+        "fsm_versions": integers([new.fsm_version for new in instances]),
+        "steps": texts([new.step for new in instances]),
+        "states": texts([new.state for new in instances]),
+        "queues": texts([new.queue for new in instances]),
+        "priorities": integers([new.priority for new in instances]),
+        "partition_keys": texts([new.partition_key for new in instances]),
         "unique_keys": [new.unique_key for new in instances],
-        "unique_scopes": [",".join(sorted(new.unique_scope)) for new in instances],
-        "max_crashes": [new.max_crashes for new in instances],
+        "unique_scopes": texts([",".join(sorted(new.unique_scope)) for new in instances]),
+        "max_crashes": integers([new.max_crashes for new in instances]),
         "eligible_ats": [new.eligible_at for new in instances],
-        "delays": [new.delay for new in instances],
+        "delays": intervals([new.delay for new in instances]),
     }

@@ -9,12 +9,14 @@ import logging
 import os
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
 from threading import Lock, RLock
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Literal, TextIO, TypeAlias
 
 import structlog
@@ -105,6 +107,13 @@ class Logs:
             events.DatabaseAvailable: self._available,
             events.LoopDied: self._loop_died,
         }
+        if self._render is _json and self._shows("info"):
+            self._writers[events.StepCommitted] = self._step_committed
+            self._writers[events.BatchCommitted] = self._batch_committed
+        # Lines of committed steps, by far the most frequent: they are written together, once for each commit.
+        self._steps: deque[str] = deque()
+        self._of_step: dict[tuple[str, str, str, str], tuple[str, str]] = {}
+        self._second = (0, "")
 
     def __call__(self, event: Event) -> None:
         """Write the event's line, if its level is wanted."""
@@ -163,6 +172,35 @@ class Logs:
         }
         self._write(level, name, fields)
 
+    def _step_committed(self, event: events.StepCommitted) -> None:
+        if event.error is not None:
+            self._event("step_committed", "info", *_reader(events.StepCommitted), event)
+            return
+        key = (event.queue, event.fsm, event.step, event.outcome)
+        parts = self._of_step.get(key)
+        if parts is None:
+            who = {} if self.worker is None else {"worker": self.worker}
+            names = dict(zip(("queue", "fsm", "step", "outcome"), key, strict=True))
+            head = _json({"level": "info", "event": "step_committed", **who})[1:-1]
+            parts = self._of_step[key] = f'{head}, "id": ', f", {_json(names)[1:-1]}"
+        self._steps.append(
+            f'{{"ts": "{self._now()}", {parts[0]}{event.id}{parts[1]}'
+            f', "attempt": {event.attempt}, "seconds": {event.seconds:.6f}}}'
+        )
+
+    def _batch_committed(self, event: events.BatchCommitted) -> None:
+        self._write_steps()
+        if self._shows("debug"):
+            self._event("batch_committed", "debug", *_reader(events.BatchCommitted), event)
+
+    def _write_steps(self) -> None:
+        lines = []
+        while self._steps:
+            with suppress(IndexError):  # another thread was quicker
+                lines.append(self._steps.popleft())
+        if lines:
+            self._out.write("\n".join(lines))
+
     def _unavailable(self, event: events.DatabaseUnavailable) -> None:
         repeated = self._outages.admit(event.pool)
         if repeated is not None:
@@ -183,12 +221,21 @@ class Logs:
 
     def _write(self, level: Level, name: str, fields: Fields) -> None:
         if self._shows(level):
+            self._write_steps()
             self._out.write(self._line(level, name, fields))
 
+    def _now(self) -> str:
+        moment = time()
+        second, text = self._second
+        if int(moment) != second:
+            second = int(moment)
+            text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+            self._second = second, text
+        return f"{text}.{int((moment - second) * 1000):03}Z"
+
     def _line(self, level: str, name: Any, fields: Fields) -> str:
-        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         worker = {} if self.worker is None else {"worker": self.worker}
-        line = self._render({"ts": now, "level": level, "event": name, **worker, **fields})
+        line = self._render({"ts": self._now(), "level": level, "event": name, **worker, **fields})
         return _SECRET.sub(_masked, line) if _may_hold_secret(line) else line
 
 

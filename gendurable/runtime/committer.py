@@ -96,8 +96,9 @@ class Committer(Loop):
         except Exception as error:
             self._put_back(batch, error)
             raise
-        self._emit(BatchCommitted(len(batch), monotonic() - started))
+        seconds = monotonic() - started
         report(batch, settled, self._emit)
+        self._emit(BatchCommitted(len(batch), seconds))
         carried = {change.id: change for change in settled.written if isinstance(change, CarryOn)}
         self._on_settled(
             [performed.claim for performed in batch if performed.change is not carried.get(performed.claim.id)],

@@ -4,7 +4,7 @@ from typing import Literal
 
 # What waits here is out of other workers' reach and blind to newer, more urgent rows: keep that short.
 SECONDS_AHEAD = 0.2
-MOST = 1000
+MOST = 2000
 WEIGHT = 0.05
 
 

@@ -150,7 +150,8 @@ class Runner:
                 failures += 1
                 sleep(jittered(min(FIRST_SETBACK * 2 ** min(failures, 10), LONGEST_SETBACK)))
                 continue
-            self.emit(BatchCommitted(1, monotonic() - started))
+            seconds = monotonic() - started
             report([performed], settled, self.emit)
+            self.emit(BatchCommitted(1, seconds))
             self.on_settled([performed.claim], settled.woken | wakes([performed]))
             return True

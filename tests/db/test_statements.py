@@ -246,9 +246,9 @@ def test_the_columns_of_an_answer_are_the_fields_of_the_class_that_it_is_read_in
     columns = prepare(conn, name)
     [row] = get_args(get_type_hints(FUNCTIONS[name])["return"])
     if attrs.has(row):
-        fields = attrs.fields_dict(row)
-        required = {each.name for each in fields.values() if each.default is attrs.NOTHING}
-        assert required <= set(columns) <= set(fields)
+        fields = [each for each in attrs.fields(row) if each.init]
+        assert columns == [each.name for each in fields[: len(columns)]], "in the same order: they are read by place"
+        assert all(each.default is not attrs.NOTHING for each in fields[len(columns) :])
     else:
         assert len(columns) == 1
 

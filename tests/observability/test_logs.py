@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 import structlog
-from attrs import fields
+from attrs import evolve, fields
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -22,6 +22,7 @@ from gendurable.observability import logs
 from gendurable.observability.logs import LEVELS, Logs, event_name
 
 COMMITTED = events.StepCommitted(7, "default", "checkout", 2, "ship", "next", 1, 0.0123456789)
+BATCH = events.BatchCommitted(1, 0.001)
 
 # Text as it comes from users and from the network: anything at all.
 TEXT = st.text(st.characters(exclude_categories=()))
@@ -45,6 +46,8 @@ def write(event: Event, **settings: Any) -> dict[str, Any]:
     """Return the one line that an event becomes."""
     log = Log(**settings)
     log.listener(event)
+    if event == COMMITTED:
+        log.listener(BATCH)
     (line,) = log.objects()
     return line
 
@@ -102,6 +105,21 @@ def test_a_committed_step_is_one_line_with_fixed_keys():
 def test_the_error_that_ended_a_step_stands_in_its_line():
     event = events.StepCommitted(7, "default", "checkout", 1, "ship", "stop", 0, 0.5, "ValueError: no")
     assert write(event)["error"] == "ValueError: no"
+
+
+def test_the_lines_of_a_commit_are_written_together_and_before_whatever_follows():
+    log = Log()
+    log.listener(COMMITTED)
+    log.listener(evolve(COMMITTED, id=8, error="ValueError: no"))
+    log.listener(evolve(COMMITTED, id=9, fsm='a "quoted" machine\n'))
+    log.listener(events.UnsafeServer("fsync"))
+    assert [(line["event"], line.get("id")) for line in log.objects()] == [
+        ("step_committed", 7),
+        ("step_committed", 8),
+        ("step_committed", 9),
+        ("unsafe_server", None),
+    ]
+    assert log.objects()[2]["fsm"] == 'a "quoted" machine\n'
 
 
 def test_times_are_iso_and_utc():
@@ -212,7 +230,9 @@ def test_a_reader_that_is_gone_loses_the_line_and_nothing_else():
     reading, writing = os.pipe()
     os.close(reading)
     stream = os.fdopen(writing, "w")
-    Logs(stream=stream)(COMMITTED)
+    listener = Logs(stream=stream)
+    listener(COMMITTED)
+    listener(BATCH)
     with pytest.raises(BrokenPipeError):  # it was indeed gone
         stream.close()
 
