@@ -40,6 +40,10 @@ class Performed:
 OnSettled = Callable[[Sequence[Claim], frozenset[str]], None]
 
 
+# Told of claims that go on at another step, each with the claim that it has become.
+OnCarried = Callable[[Sequence[tuple[Claim, Claim]]], None]
+
+
 class Committer(Loop):
     """Writes what was performed, in the order it came, as large a batch as gathered during the last commit.
 
@@ -48,9 +52,7 @@ class Committer(Loop):
     tried again, alone, so that the others need not wait for it.
     """
 
-    def __init__(
-        self, session: Session, wires: Wires, on_settled: OnSettled, on_carried: Callable[[Claim, Claim], None]
-    ) -> None:
+    def __init__(self, session: Session, wires: Wires, on_settled: OnSettled, on_carried: OnCarried) -> None:
         """Report what was settled to `on_settled`, and a claim that goes on as another one to `on_carried`."""
         super().__init__("committer", session, wires)
         self._on_settled = on_settled
@@ -99,15 +101,23 @@ class Committer(Loop):
         seconds = monotonic() - started
         report(batch, settled, self._emit)
         self._emit(BatchCommitted(len(batch), seconds))
-        carried = {change.id: change for change in settled.written if isinstance(change, CarryOn)}
-        self._on_settled(
-            [performed.claim for performed in batch if performed.change is not carried.get(performed.claim.id)],
-            settled.woken | wakes(batch),
-        )
+        settled_claims, carried = self._told_apart(batch, settled)
+        self._on_settled(settled_claims, settled.woken | wakes(batch))
+        if carried:
+            self._on_carried(carried)
+
+    def _told_apart(self, batch: list[Performed], settled: Settled) -> tuple[list[Claim], list[tuple[Claim, Claim]]]:
+        """Return the claims that are held no longer, and those that go on, each with its successor."""
+        going_on = {change.id: change for change in settled.written if isinstance(change, CarryOn)}
+        ended: list[Claim] = []
+        carried: list[tuple[Claim, Claim]] = []
         for performed in batch:
-            change = carried.get(performed.claim.id)
-            if change is performed.change:
-                self._on_carried(performed.claim, carried_on(performed.claim, change))
+            change = going_on.get(performed.claim.id) if going_on else None
+            if change is not None and change is performed.change:
+                carried.append((performed.claim, carried_on(performed.claim, change)))
+            else:
+                ended.append(performed.claim)
+        return ended, carried
 
     def _put_back(self, batch: list[Performed], error: Exception) -> None:
         if is_passing(error):

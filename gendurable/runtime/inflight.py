@@ -33,11 +33,12 @@ class Inflight:
             if not self._claims:
                 self._emptied.notify_all()
 
-    def replace(self, claim: Claim, successor: Claim) -> None:
-        """Hold the successor instead: the heartbeat must know the newest fence."""
+    def replace(self, pairs: Iterable[tuple[Claim, Claim]]) -> None:
+        """Hold successors instead: the heartbeat must know the newest fences."""
         with self._lock:
-            del self._claims[claim.id, claim.fence]
-            self._claims[successor.id, successor.fence] = successor
+            for claim, successor in pairs:
+                del self._claims[claim.id, claim.fence]
+                self._claims[successor.id, successor.fence] = successor
 
     def wait_until_empty(self, timeout: float) -> bool:
         """Wait until nothing is held, and tell whether that came about."""

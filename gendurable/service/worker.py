@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import groupby
 from time import monotonic, sleep
 
 import psycopg
@@ -247,9 +248,10 @@ class Worker:
             self.pollers[queue].slot_freed()
         self._due(woken)
 
-    def _carried(self, claim: Claim, successor: Claim) -> None:
-        self.inflight.replace(claim, successor)
-        self.pollers[claim.queue].slots.offer([successor])
+    def _carried(self, pairs: Sequence[tuple[Claim, Claim]]) -> None:
+        self.inflight.replace(pairs)
+        for queue, group in groupby(sorted(pairs, key=_queue), _queue):
+            self.pollers[queue].slots.offer([successor for _, successor in group])
 
     def _due(self, queues: frozenset[str]) -> None:
         for queue in queues:
@@ -351,6 +353,10 @@ class Worker:
         ).all():
             count += len(found)
         return count
+
+
+def _queue(pair: tuple[Claim, Claim]) -> str:
+    return pair[0].queue
 
 
 def _show_slots(metrics: Metrics, queue: str, slots: Slots) -> None:
