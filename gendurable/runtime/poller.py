@@ -17,6 +17,8 @@ from gendurable.runtime.session import Session
 from gendurable.runtime.slots import Slots
 
 FIRST_LOOK = 0.01
+# Each pause is made twice before it doubles: rows that come every 100 ms start after 20 ms (median) instead of 40.
+LOOKS_PER_PAUSE = 2
 # While a deep backlog without partition keys is worked off, rows with one are looked for no more often than this:
 # the claim that knows about keys costs the server twice as much (1.6 against 0.7 ms for ten rows).
 KEYED_LOOK = 0.05
@@ -64,6 +66,7 @@ class Poller(Loop):
         self._hungry = False
         self._alerted = False
         self._pause = FIRST_LOOK
+        self._looks = 0
         self._last_claim = monotonic()
         self._look_for_keyed = monotonic()
 
@@ -89,9 +92,11 @@ class Poller(Loop):
             self._pause = FIRST_LOOK
             return 0
         if claims or alerted:
-            self._pause = FIRST_LOOK
+            self._pause, self._looks = FIRST_LOOK, 0
         else:
-            self._pause = min(self._pause * 2, settings.poll if held else settings.max_poll)
+            self._looks += 1
+            if self._looks % LOOKS_PER_PAUSE == 0:
+                self._pause = min(self._pause * 2, settings.poll if held else settings.max_poll)
         return jittered(self._pause)
 
     def _claim(self, room: int) -> list[Claim]:
