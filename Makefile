@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check format lint imports types test test-slow test-all-pg test-all-python deploy-check schema wheel reference clean
+.PHONY: help install demo check format lint imports types test bench test-slow test-all-pg test-all-python deploy-check schema wheel reference clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ demo: $(STAMP) ## run the demo: real workers on a private Postgres, one killed o
 
 test: $(STAMP) ## run the tests against a private Postgres that is started and stopped for them
 	$(BIN)/python -m pytest -n $(JOBS)
+
+bench: $(STAMP) ## measure this machine and its Postgres (BENCH="--quick": a short look)
+	$(BIN)/gendurable bench $(BENCH)
 
 test-slow: $(STAMP) ## the tests that search at random, much longer
 	GENDURABLE_HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(JOBS) tests/db/test_engine_machine.py

@@ -21,10 +21,13 @@ else:
         "core.registry": ("Registry",),
         "core.status": ("Status",),
     }
+    _MODULES = ("errors", "migrate", "testing")
 
     def __getattr__(name):  # noqa: ANN001, ANN202  only Python sees it, never a type checker
         from importlib import import_module  # noqa: PLC0415
 
+        if name in _MODULES:
+            return import_module(f"gendurable.{name}")
         for home, names in _HOMES.items():
             if name in names:
                 value = getattr(import_module(f"gendurable.{home}"), name)

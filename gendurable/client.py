@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import psycopg
+from psycopg import pq
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from gendurable.core.duration import Duration, to_timedelta
@@ -143,8 +144,9 @@ class Client:
                 status = store.get_status(connection, id=check_id(id)).one()
                 if status is None:
                     raise InstanceNotFound(id)
-                if status in TERMINAL:
-                    return read_instance(connection, id)
+                # Read whole it may live again: somebody retried it in between.
+                if status in TERMINAL and (found := read_instance(connection, id)).status in TERMINAL:
+                    return found
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise WaitTimeout(id, status, limit or 0.0)
@@ -201,7 +203,7 @@ class Client:
                 with in_schema(_check_conn(conn), self._database.schema):
                     yield conn
             elif self._borrowed is not None:
-                with self._borrowed.connection() as borrowed, in_schema(borrowed, self._database.schema):
+                with self._borrowed.connection() as borrowed, in_schema(_check_conn(borrowed), self._database.schema):
                     yield borrowed
             else:
                 self._open()
@@ -276,6 +278,10 @@ def _check_conn(conn: object) -> Connection:
         raise InvalidInstance(f"conn: {show(conn)} is no psycopg.Connection (an async one will not do)")
     if conn.closed:
         raise InvalidInstance("conn: the connection is closed; give an open one")
+    if conn.info.transaction_status == pq.TransactionStatus.INERROR:
+        raise InvalidInstance("conn: its transaction has failed, so nothing more can be done in it; roll it back first")
+    if conn.info.encoding != "utf-8":
+        raise InvalidInstance(f"conn: its encoding is {conn.info.encoding}; connect with client_encoding='utf8'")
     return conn
 
 

@@ -328,8 +328,11 @@ class StateCodec(Generic[S]):
         given = {} if value is None else value
         if not isinstance(given, (*self._instances, Mapping)):
             raise InvalidState(f"state: expected {_type_name(self.state_class)} or a mapping, got {show(given)}")
-        state = self._structure(_checked(given, "state", limits), strict=True)
-        return encode_value(state, what="state", limits=limits)
+        try:
+            state = self._structure(_checked(given, "state", limits), strict=True)
+            return encode_value(state, what="state", limits=limits)
+        except Unstorable as error:
+            raise InvalidState(str(error)) from None
 
     def _structure(self, plain: Any, *, strict: bool) -> S:
         try:

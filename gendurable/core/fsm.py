@@ -1,5 +1,6 @@
 """Machines: a class whose methods are steps, checked when the class is made."""
 
+import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
@@ -144,6 +145,14 @@ def _refuse(cls: type, why: str) -> NoReturn:
     raise DefinitionError(f"{cls.__module__}.{cls.__qualname__} {why}")
 
 
+def _check_function(cls: type, name: str, function: Callable[..., object]) -> None:
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_kind(function) for is_kind in kinds):
+        _refuse(
+            cls, f"has {name!r} as a coroutine or generator, which the engine would not run; make it a plain method"
+        )
+
+
 @frozen
 class _Keywords:
     """Class keywords; what a class leaves out it takes from its bases."""
@@ -201,6 +210,8 @@ class FSM(Generic[S], metaclass=_MachineMeta):
         steps = _marked_steps(cls)
         if hidden := [name for name in steps if hasattr(FSM, name)]:
             _refuse(cls, f"has a step {hidden[0]!r}, which would hide FSM.{hidden[0]}; rename it")
+        for name, marked in steps.items():
+            _check_function(cls, name, marked.function)
         return steps
 
     def handle(self, error: Exception, ctx: Context[S]) -> Outcome[S]:  # noqa: ARG002  for those who override it
@@ -260,7 +271,10 @@ class Job(FSM[S]):
         limit = cls._keywords.max_attempts
         if not _is_count(limit):
             _refuse(cls, f"has max_attempts={show(limit)}; give a whole number from 1")
-        return {JOB_STEP: Step(_perform)} if hasattr(cls, JOB_STEP) else {}
+        if not hasattr(cls, JOB_STEP):
+            return {}
+        _check_function(cls, JOB_STEP, cls.perform)
+        return {JOB_STEP: Step(_perform)}
 
     if TYPE_CHECKING:  # a job that has no `perform` is an abstract base
 

@@ -16,10 +16,11 @@ Source: TypeAlias = "Machine | type[Machine] | Registry | ModuleType | str"
 class Registry:
     """The machines of one process, each (name, version) once."""
 
-    def __init__(self, sources: Iterable[Source] = ()) -> None:
-        """Gather machines from instances, classes, other registries, modules and dotted paths."""
+    def __init__(self, sources: "Source | Iterable[Source]" = ()) -> None:
+        """Gather machines from instances, classes, other registries, modules and dotted paths, or from one of them."""
         self._machines: dict[tuple[str, int], Machine] = {}
-        found = [machine for source in sources for machine in _expand(source)]
+        several: Any = sources if isinstance(sources, Iterable) and not isinstance(sources, str) else [sources]
+        found = [machine for source in several for machine in _expand(source)]
         instances = [machine for machine in found if isinstance(machine, FSM)]
         # An instance stands for its class: a module holds both when a machine needs collaborators.
         covered = {type(machine) for machine in instances}

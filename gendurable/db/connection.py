@@ -296,7 +296,7 @@ def one_line(error: BaseException) -> str:
 
 
 def start_up(dsn: str, application: str, connect_timeout: timedelta = timedelta(seconds=5)) -> dict[str, Any]:
-    """Connection parameters that the DSN leaves open.
+    """Connection parameters that the DSN leaves open, and the encoding, which it may not choose.
 
     Keepalives: a peer that vanished is noticed within half a minute, and with it the locks its session holds.
     """
@@ -307,9 +307,9 @@ def start_up(dsn: str, application: str, connect_timeout: timedelta = timedelta(
     defaults = {
         "connect_timeout": math.ceil(connect_timeout.total_seconds()),
         "application_name": application,
-        "client_encoding": "utf8",
         "keepalives_idle": 10,
         "keepalives_interval": 5,
         "keepalives_count": 3,
     }
-    return {key: value for key, value in defaults.items() if key not in given}
+    open_to_choice = {key: value for key, value in defaults.items() if key not in given}
+    return {**open_to_choice, "client_encoding": "utf8"}  # JSON has no other

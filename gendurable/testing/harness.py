@@ -31,6 +31,8 @@ from gendurable.runtime.sweeping import reap_expired, wake_overdue
 BATCH = 100
 LEASE = timedelta(seconds=60)
 WORKER = "harness"
+# A step's own, as a dead worker would be. Whatever else is no Exception comes from the test, such as pytest.fail().
+CRASHES = (SystemExit, KeyboardInterrupt, GeneratorExit)
 EMPTY: Mapping[str, Any] = {}
 
 
@@ -40,9 +42,9 @@ class Harness:
     Its clock is the database's plus what was advanced. The schema is migrated when the harness is made.
     """
 
-    def __init__(self, dsn: str, fsms: Iterable[Source] = (), schema: str | None = None) -> None:
+    def __init__(self, dsn: str, fsms: "Source | Iterable[Source]" = (), schema: str | None = None) -> None:
         """Connect, migrate, and gather machines from classes, instances, registries or dotted paths."""
-        self.registry = Registry([fsms] if isinstance(fsms, str) else fsms)
+        self.registry = Registry(fsms)
         migrate.up(dsn, schema=schema)
         self._conn = connect(dsn, schema=check_schema(schema), application="gendurable harness")
         self._ahead = ZERO
@@ -123,7 +125,7 @@ class Harness:
             assert machine is not None, "the claim asks for our machines only"  # noqa: S101
             try:
                 changes.append(execute(claim, machine))
-            except BaseException:  # noqa: BLE001  a crash of the step, as a dead worker would be
+            except CRASHES:
                 tally["crash"] += 1
         tally.update(change.kind for change in settle(self._conn, changes, ahead=self._ahead).written)
 

@@ -247,6 +247,29 @@ def test_a_closed_connection_is_refused(client: Client, open_conn: Open):
         client.signal(1, "x", conn=mine)
 
 
+def test_a_failed_transaction_is_refused_and_told_apart_from_ours(client: Client, conn: Connection, open_conn: Open):
+    mine = open_conn()
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        mine.execute("select 1 / 0")
+    for call in (lambda: client.insert(Checkout.new(), conn=mine), lambda: client.get(1, conn=mine)):
+        with pytest.raises(InvalidInstance, match=r"^conn: .* roll it back"):
+            call()
+    mine.rollback()
+    client.insert(Checkout.new(), conn=mine)
+    mine.commit()
+    assert count(conn) == 1
+
+
+@pytest.mark.parametrize("encoding", ["latin1", "sql_ascii"])
+def test_a_connection_that_cannot_carry_every_text_is_refused(
+    client: Client, conn: Connection, open_conn: Open, encoding: str
+):
+    mine = open_conn(client_encoding=encoding)
+    with pytest.raises(InvalidInstance, match=r"^conn: .* client_encoding='utf8'"):
+        client.insert(Checkout.new(Order(1, "表")), conn=mine)
+    assert count(conn) == 0
+
+
 # A pool of the caller's.
 
 
@@ -301,6 +324,11 @@ def test_a_dsn_and_a_pool_are_one_too_many(dsn: str):
 
 
 # Its own connections.
+
+
+def test_a_dsn_of_another_encoding_carries_every_text_all_the_same(dsn: str):
+    with Client(make_conninfo(dsn, client_encoding="latin1")) as client:
+        assert client.get(client.insert(Checkout.new(Order(1, "表")))).state["note"] == "表"
 
 
 def test_a_client_that_was_never_used_has_no_connection(dsn: str, conn: Connection):

@@ -11,7 +11,7 @@ from support import row
 from gendurable import Client, Status
 from gendurable.core.status import LIVE
 from gendurable.db.connection import Connection
-from gendurable.errors import DuplicateInstance, GenDurableError, InvalidInstance, InvalidState, Unstorable
+from gendurable.errors import DuplicateInstance, GenDurableError, InvalidInstance, InvalidState
 
 
 def count(conn: Connection) -> int:
@@ -133,7 +133,7 @@ def test_a_state_that_does_not_fit_is_refused_by_its_field(state: Any, field: st
 
 @pytest.mark.parametrize("note", ["a\0b", "\ud800", "x" * (1024 * 1024)])
 def test_a_state_that_cannot_be_stored_is_refused(note: str):
-    with pytest.raises(Unstorable, match=r"^state"):
+    with pytest.raises(InvalidState, match=r"^state"):
         Checkout.new(Order(1, note))
 
 

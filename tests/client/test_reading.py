@@ -14,6 +14,7 @@ from support import row, until
 
 from gendurable import Client, Instance, Status
 from gendurable.db.connection import Connection
+from gendurable.db.operations import read_instance, retry_instance
 from gendurable.errors import GenDurableError, InstanceNotFound, InvalidInstance, WaitTimeout
 from gendurable.testing import Harness
 
@@ -85,6 +86,22 @@ def test_waiting_ends_when_the_instance_does(client: Client, harness: MakeHarnes
     durable.drain()
     waiting.join(timeout=60)
     assert [found.status for found in answer] == [Status.DONE]
+
+
+def test_waiting_goes_on_if_the_instance_is_retried_just_before_it_is_read(
+    client: Client, harness: MakeHarness, conn: Connection, monkeypatch: pytest.MonkeyPatch
+):
+    id = client.insert(Checkout.new(Order(0)))
+    client.signal(id, "paid")
+    harness(Checkout).drain()
+
+    def read_after_a_retry(connection: Connection, id: int) -> Instance:
+        retry_instance(conn, id)
+        return read_instance(connection, id)
+
+    monkeypatch.setattr("gendurable.client.read_instance", read_after_a_retry)
+    with pytest.raises(WaitTimeout):
+        client.wait(id, timeout=0)
 
 
 @pytest.mark.parametrize("timeout", [0, 0.0, 0.05, timedelta(milliseconds=20)])

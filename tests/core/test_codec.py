@@ -518,11 +518,11 @@ def test_only_a_mapping_is_encoded_where_states_are_mappings(state_class):
         StateCodec(state_class).encode([("depth", 1)])
 
 
-@pytest.mark.parametrize("method", ["encode", "parse"])
-def test_an_unstorable_state_is_refused_with_the_path(method):
-    with pytest.raises(Unstorable, match=r"^state\.lines\[0\]\.sku: a NUL"):
+@pytest.mark.parametrize(("method", "kind"), [("encode", Unstorable), ("parse", InvalidState)])
+def test_an_unstorable_state_is_refused_with_the_path(method, kind):
+    with pytest.raises(kind, match=r"^state\.lines\[0\]\.sku: a NUL"):
         getattr(StateCodec(Order), method)(Order(1, lines=[Line("\0", 1)]))
-    with pytest.raises(Unstorable, match=r"^state\.a\.b: nan"):
+    with pytest.raises(kind, match=r"^state\.a\.b: nan"):
         getattr(StateCodec(dict), method)({"a": {"b": math.nan}})
 
 

@@ -14,7 +14,7 @@ from gendurable import FSM, Await, Context, Done, Job, NewInstance, Next, Outcom
 from gendurable.core.duration import to_timedelta
 from gendurable.core.fsm import Definition, definition
 from gendurable.db.connection import Connection
-from gendurable.errors import BadOutcome, DefinitionError, InvalidInstance, InvalidState, Unstorable
+from gendurable.errors import BadOutcome, DefinitionError, InvalidInstance, InvalidState
 from gendurable.testing import Harness, context
 
 T = TypeVar("T")
@@ -171,9 +171,30 @@ def a_state_keyword_that_is_no_object():
         def start(self, ctx): ...
 
 
+def a_coroutine():
+    class Culprit(FSM[dict]):
+        @step
+        async def start(self, ctx): ...
+
+
+def a_generator():
+    class Culprit(FSM[dict]):
+        @step
+        def start(self, ctx):
+            yield Done()
+
+
+def a_job_that_is_a_coroutine():
+    class Culprit(Job[dict]):
+        async def perform(self, ctx): ...
+
+
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
+        (a_coroutine, "'start' as a coroutine"),
+        (a_generator, "'start' as a coroutine or generator"),
+        (a_job_that_is_a_coroutine, "'perform' as a coroutine"),
         (steps_and_perform, "perform"),
         (perform_in_an_fsm, "derive it from Job"),
         (a_step_named_perform_in_an_fsm, "derive it from Job"),
@@ -825,7 +846,7 @@ def test_a_state_that_does_not_fit_is_refused_naming_the_field(state: Any, compl
 
 @pytest.mark.parametrize("value", [float("nan"), object(), "a\0b", "\ud800", {1: 2}])
 def test_a_state_that_cannot_be_stored_is_refused_with_the_path(value: Any):
-    with pytest.raises(Unstorable, match=r"state\.deep\[0\]"):
+    with pytest.raises(InvalidState, match=r"^state\.deep\[0\]"):
         Plain.new({"deep": [value]})
 
 

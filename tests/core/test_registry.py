@@ -244,6 +244,11 @@ def test_a_text_that_is_no_dotted_path_is_refused(path: str):
         load([path])
 
 
+def test_a_lone_source_needs_no_list():
+    for lone in (Local, Local(), Registry([Local])):
+        assert [type(machine) for machine in Registry(lone)] == [Local]
+
+
 @pytest.mark.parametrize("source", [5, None, object, len, ["a.b"], Local.start])
 def test_anything_else_is_no_source(source: Any):
     with pytest.raises(LoadError, match="is no machine"):

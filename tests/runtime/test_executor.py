@@ -508,11 +508,7 @@ def test_an_error_without_words_still_ends_its_instance(harness: MakeHarness, co
 # Crashes.
 
 
-class Fatal(BaseException):
-    """Neither an Exception nor one of Python's own exits."""
-
-
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), Fatal()])
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
 def test_an_exit_is_a_crash_without_an_outcome_and_without_the_handler(
     harness: MakeHarness, conn: Connection, error: BaseException
 ):
@@ -529,6 +525,15 @@ def test_an_exit_is_a_crash_without_an_outcome_and_without_the_handler(
     assert machine.handled == []
     assert [(ctx.attempt, ctx.state) for ctx in machine.seen] == [(0, {"n": 1}), (1, {"n": 1})]
     assert_row(conn, id, status="done", attempt=1, crashes=0, eligible_at=due)
+
+
+@pytest.mark.parametrize("verdict", [pytest.fail, pytest.skip])
+def test_a_verdict_of_the_test_itself_is_no_crash(harness: MakeHarness, verdict: Callable[[str], Any]):
+    # As of a stand-in for a collaborator that must not be called: pytest's verdicts are no Exceptions either.
+    durable = harness(Scripted(start=lambda _: verdict("not to be called")))
+    durable.insert(Scripted.new())
+    with pytest.raises(verdict.Exception, match="not to be called"):
+        durable.drain()
 
 
 def test_an_exit_of_the_handler_is_a_crash_too(harness: MakeHarness):

@@ -389,8 +389,9 @@ def test_a_harness_takes_classes_instances_registries_and_paths(dsn: str):
         assert {type(machine) for machine in durable.registry} == {Scripted, Note, Strict}
     with Harness(dsn, ["scripted"]) as durable:
         assert [type(machine).__name__ for machine in durable.registry] == ["Scripted"]
-    with Harness(dsn, "scripted:Scripted") as durable:
-        assert len(durable.registry) == 1
+    for lone in ("scripted:Scripted", Note, Scripted(), Registry([Strict])):
+        with Harness(dsn, lone) as durable:
+            assert len(durable.registry) == 1
 
 
 def test_a_harness_refuses_what_is_no_machine_before_it_connects(dsn: str):
@@ -398,6 +399,8 @@ def test_a_harness_refuses_what_is_no_machine_before_it_connects(dsn: str):
         Harness(dsn, ["no.such.module"])
     with pytest.raises(LoadError):
         Harness(dsn, [object()])  # type: ignore[list-item]
+    with pytest.raises(LoadError):
+        Harness(dsn, 5)  # type: ignore[arg-type]
 
 
 def test_a_harness_says_that_it_cannot_reach_its_database_without_the_password():
