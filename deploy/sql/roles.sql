@@ -49,10 +49,12 @@ begin
   end if;
   -- What a new row is made of; whoever runs it, and how it fares, is not the producer's to say.
   grant insert (fsm, fsm_version, step, state, queue, priority, partition_key, unique_key, unique_scope, max_crashes,
-                eligible_at)
+                eligible_at, rate_limit, weight, concurrency_limit, deadline, retry, on_cancel)
     on gendurable.gen_durable to gendurable_producer;
   -- Who holds a unique key, and what an instance waits for.
   grant select (id, status, awaits, unique_guard) on gendurable.gen_durable to gendurable_producer;
+  -- Which limits there are.
+  grant select on gendurable.limiters to gendurable_producer;
   -- A signal wakes its instance.
   grant update (status, eligible_at, await_deadline, updated_at) on gendurable.gen_durable to gendurable_producer;
   grant insert (target_id, name, payload, dedup_key) on gendurable.signals to gendurable_producer;

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gendurable.core.claim import StoredChild, StoredSignal
     from gendurable.core.instance import Instance
 
-STATUSES = ("runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed")
+STATUSES = ("runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled")
 LISTED = 50
 
 
@@ -260,7 +260,7 @@ def _show_overview(found: dict[str, Any]) -> None:
             )
             for each in found["queues"]
         ]
-        headings = ["runnable", "executing", "signal", "children", "done", "failed", "due", "oldest"]
+        headings = ["runnable", "executing", "signal", "children", "done", "failed", "cancelled", "due", "oldest"]
         table(["queue", *headings], rows, right=headings)
     else:
         echo("no instances yet")

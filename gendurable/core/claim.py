@@ -66,6 +66,12 @@ class Claim:
     last_error: str | None
     spawn_round: int
     join_round: int | None
+    retry: str | None
+    cancelling: bool
+    cancel_reason: str | None
+    fail_fast: bool
+    deadline: str | None
+    limited: bool
     has_signals: bool
     waited: float
     inbox: tuple[StoredSignal, ...] = ()

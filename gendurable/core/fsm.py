@@ -13,6 +13,7 @@ from gendurable.core.codec import StateCodec
 from gendurable.core.context import Context
 from gendurable.core.duration import Duration
 from gendurable.core.instance import NewInstance, new_instance
+from gendurable.core.limiters import LimitName
 from gendurable.core.limits import check_name, show
 from gendurable.core.outcomes import Done, Outcome, Retry, Stop
 from gendurable.core.target import StepRef, Target
@@ -232,6 +233,10 @@ class FSM(Generic[S], metaclass=_MachineMeta):
         eligible_at: datetime | None = None,
         schedule_at: datetime | None = None,
         schedule_in: Duration | None = None,
+        rate_limit: LimitName | None = None,
+        weight: int = 1,
+        concurrency_limit: LimitName | None = None,
+        deadline: datetime | Duration | None = None,
     ) -> NewInstance:
         """Describe a new instance: a value for `insert`, `insert_many` or `Spawn`, checked here and now."""
         mine = definition(cls)
@@ -253,6 +258,10 @@ class FSM(Generic[S], metaclass=_MachineMeta):
             eligible_at=eligible_at,
             schedule_at=schedule_at,
             schedule_in=schedule_in,
+            rate_limit=rate_limit,
+            weight=weight,
+            concurrency_limit=concurrency_limit,
+            deadline=deadline,
         )
 
 

@@ -8,6 +8,7 @@ from attrs import evolve, field, frozen
 
 from gendurable.core.codec import decode_readable
 from gendurable.core.duration import ZERO, to_timedelta
+from gendurable.core.limiters import check_limit, check_weight
 from gendurable.core.limits import check_key, check_name, check_unique_key, show
 from gendurable.core.status import LIVE, Status
 from gendurable.errors import InvalidInstance
@@ -31,11 +32,18 @@ class NewInstance:
     max_crashes: int | None
     eligible_at: datetime | None
     delay: timedelta
+    rate_limit: str | None = None
+    weight: int = 1
+    concurrency_limit: str | None = None
+    # An instant, or how long from the insert on.
+    deadline: datetime | timedelta | None = None
+    retry: str | None = None
+    on_cancel: bool = False
 
 
 @frozen
 class Instance:
-    """One row of `gen_durable`, every column; `state` and `result` are plain JSON values."""
+    """One row of `gen_durable`, every column; `state`, `result` and `retry` are plain JSON values."""
 
     id: int
     fsm: str
@@ -66,13 +74,24 @@ class Instance:
     unique_key: bytes | None
     unique_scope: list[str]
     unique_guard: bytes | None
+    rate_limit: str | None
+    weight: int
+    throttled: bool
+    concurrency_limit: str | None
+    deadline: datetime | None
+    retry: Any
+    on_cancel: bool
+    cancelling: bool
+    cancel_reason: str | None
+    fail_fast: bool
     inserted_at: datetime
     updated_at: datetime
 
     def decoded(self) -> "Instance":
-        """Return the instance with the JSON text of `state` and `result`, as the database room left it, decoded."""
+        """Return the instance with the JSON text of its columns, as the database room left it, decoded."""
         result = None if self.result is None else decode_readable(self.result)
-        return evolve(self, state=decode_readable(self.state), result=result)
+        retry = None if self.retry is None else decode_readable(self.retry)
+        return evolve(self, state=decode_readable(self.state), result=result, retry=retry)
 
 
 def new_instance(
@@ -90,6 +109,11 @@ def new_instance(
     eligible_at: datetime | None = None,
     schedule_at: datetime | None = None,
     schedule_in: object = None,
+    rate_limit: object = None,
+    weight: object = 1,
+    concurrency_limit: object = None,
+    deadline: object = None,
+    on_cancel: bool = False,
 ) -> NewInstance:
     """Check what may be said about a new instance; the first that is wrong raises InvalidInstance."""
     if isinstance(priority, bool) or not isinstance(priority, int) or priority not in PRIORITIES:
@@ -111,6 +135,11 @@ def new_instance(
         max_crashes=max_crashes,
         eligible_at=scheduled if due is None else due,
         delay=ZERO if schedule_in is None else _check_delay(schedule_in),
+        rate_limit=None if rate_limit is None else check_limit("rate_limit", rate_limit),
+        weight=check_weight(weight),
+        concurrency_limit=None if concurrency_limit is None else check_limit("concurrency_limit", concurrency_limit),
+        deadline=None if deadline is None else _check_deadline(deadline),
+        on_cancel=on_cancel,
     )
 
 
@@ -145,6 +174,19 @@ def _check_instant(field: str, value: object) -> datetime:
         return value.astimezone(UTC)
     except OverflowError:  # the stored instant could not be read back
         raise InvalidInstance(f"{field}: {value.isoformat()} lies outside the years 1 to 9999 in UTC") from None
+
+
+def _check_deadline(value: object) -> datetime | timedelta:
+    """Return an instant, or a time from the insert on."""
+    if isinstance(value, datetime):
+        return _check_instant("deadline", value)
+    try:
+        limit = to_timedelta(value)
+    except ValueError as error:
+        raise InvalidInstance(f"deadline: {error}; give a duration or an aware datetime") from None
+    if limit <= ZERO:
+        raise InvalidInstance(f"deadline: {show(value)} is not positive: it could not live at all")
+    return limit
 
 
 def _check_delay(value: object) -> timedelta:

@@ -12,6 +12,7 @@ class Status(StrEnum):
     AWAITING_CHILDREN = "awaiting_children"
     DONE = "done"
     FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 LIVE = frozenset({Status.RUNNABLE, Status.EXECUTING, Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN})

@@ -1,7 +1,10 @@
 """Lists as the text of Postgres arrays: batches travel so, and the driver's own way costs ten times as much."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def integers(values: Iterable[int | None]) -> str:
@@ -17,6 +20,11 @@ def texts(values: Iterable[str | None]) -> str:
 def intervals(values: Iterable[timedelta | None]) -> str:
     """Write durations as an array, in seconds: a day has as many of them in every time zone. None is null."""
     return "{" + ",".join(["null" if value is None else _seconds(value) for value in values]) + "}"
+
+
+def sparse(write: Callable[[list[Any]], T], values: list[Any]) -> T:
+    """Write an array that is mostly nulls: an empty one if it is nothing else."""
+    return write(values if any(value is not None for value in values) else [])
 
 
 def _seconds(value: timedelta) -> str:

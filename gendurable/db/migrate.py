@@ -26,6 +26,7 @@ from gendurable.errors import (
 
 # Our own key space for advisory locks: the first of two 32-bit numbers ("gend" in ASCII).
 LOCK_CLASS = 0x67656E64
+TABLES = ("gen_durable", "signals", "workers", "limiters", "buckets", "paused_queues", "schedules")
 # A change of a large table takes its time, and so does waiting for somebody else's.
 LONGEST_MIGRATION = timedelta(hours=6)
 
@@ -112,7 +113,7 @@ def script(schema: str, first: int, last: int, *, grants: str | None = None) -> 
         role = sql.Identifier(grants).as_string(None)
         parts += [
             f"grant usage on schema {name} to {role};",
-            f"grant select, insert, update, delete on gen_durable, signals, workers to {role};",
+            f"grant select, insert, update, delete on {', '.join(TABLES)} to {role};",
         ]
     return "\n\n".join([*parts, "commit;"])
 
@@ -152,11 +153,17 @@ def installed_version(conn: Connection, schema: str) -> int:
 def _run(dsn: str, schema: str | None, choose: Chooser, lock_timeout: timedelta | None, *, forward: bool) -> list[str]:
     name = check_schema(schema)
     done: list[str] = []
+
+    def choose_undone(version: int) -> Migration | None:
+        # One that comes up again was undone meanwhile by somebody who goes the other way: let him, or it has no end.
+        migration = choose(version)
+        return None if migration is None or migration.name in done else migration
+
     # A pooler may give each transaction another session, which knows nothing of statements prepared in this one.
     database = Database(dsn, name, prepare=False, statement_timeout=LONGEST_MIGRATION)
     with database.connect("gendurable migrate", lock_timeout=lock_timeout) as conn:
         try:
-            while migration := _run_one(conn, name, choose, forward=forward):
+            while migration := _run_one(conn, name, choose_undone, forward=forward):
                 done.append(migration.name)
         except psycopg.Error as error:
             raise _failure(conn, dsn, name, error) from error

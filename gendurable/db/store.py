@@ -16,7 +16,7 @@ from gendurable.core.claim import Claim, Fenced, StoredChild, StoredSignal
 from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren
-from gendurable.db.arrays import integers, intervals, texts
+from gendurable.db.arrays import integers, intervals, sparse, texts
 from gendurable.db.connection import Connection, needs_transaction, one_commit
 from gendurable.db.rows import Count, Delivery, Due, Ended, Examination, Reaped, ServerFacts, Unserved, Woken, WorkerRow
 from gendurable.db.statements import statement
@@ -505,4 +505,19 @@ def _columns(instances: Sequence[NewInstance]) -> dict[str, Any]:
         "max_crashes": integers([new.max_crashes for new in instances]),
         "eligible_ats": [new.eligible_at for new in instances],
         "delays": intervals([new.delay for new in instances]),
+        **_rare_columns(instances),
+    }
+
+
+def _rare_columns(instances: Sequence[NewInstance]) -> dict[str, Any]:
+    """What few instances have; `unnest` fills up an array that is too short with nulls, so none costs nothing."""
+    deadlines = [new.deadline for new in instances]
+    return {
+        "rate_limits": sparse(texts, [new.rate_limit for new in instances]),
+        "weights": sparse(integers, [new.weight if new.rate_limit else None for new in instances]),
+        "concurrency_limits": sparse(texts, [new.concurrency_limit for new in instances]),
+        "deadlines": sparse(list, [each if isinstance(each, datetime) else None for each in deadlines]),
+        "lifetimes": sparse(intervals, [each if isinstance(each, timedelta) else None for each in deadlines]),
+        "retries": sparse(texts, [new.retry for new in instances]),
+        "on_cancels": sparse(list, [new.on_cancel or None for new in instances]),
     }

@@ -4,6 +4,7 @@
 -- could run. So siblings never fill the batch, and a head that somebody holds is not overtaken.
 -- near: the first due rows with a key, in order; the first of each key among them is the head of its key.
 -- hop: only if blocked siblings fill that window; goes from key to key instead of from row to row.
+-- A limited row is not taken here, but it is the head of its key all the same: its siblings wait behind it.
 -- avoid: keys whose lock was found taken a moment ago; left alone for a while rather than given a later eligible_at,
 -- which would let their siblings overtake them.
 -- array_position, not any: without statistics on the expression the planner would expect next to no row to pass, and
@@ -14,6 +15,8 @@ with recursive plain as (
   from gen_durable g
   where g.status = 'runnable'
     and g.partition_key is null
+    and g.rate_limit is null
+    and g.concurrency_limit is null
     and g.queue = %(queue)s
     and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
     and array_position(%(machines)s::text[], g.fsm || '@' || g.fsm_version) is not null
@@ -21,7 +24,8 @@ with recursive plain as (
   limit %(limit)s
   for no key update of g skip locked
 ), near as (
-  select g.id, g.priority, g.eligible_at, g.partition_key
+  select g.id, g.priority, g.eligible_at, g.partition_key,
+         g.rate_limit is not null or g.concurrency_limit is not null as limited
   from gen_durable g
   where g.status = 'runnable'
     and g.partition_key is not null
@@ -33,11 +37,12 @@ with recursive plain as (
 ), near_head as (
   select head.id, head.priority, head.eligible_at
   from (
-    select distinct on (near.partition_key) near.id, near.priority, near.eligible_at, near.partition_key
+    select distinct on (near.partition_key) near.id, near.priority, near.eligible_at, near.partition_key, near.limited
     from near
     order by near.partition_key, near.priority, near.eligible_at, near.id
   ) as head
-  where head.partition_key <> all (%(avoid)s::text[])
+  where not head.limited
+    and head.partition_key <> all (%(avoid)s::text[])
     and (select true
          from gen_durable busy
          where busy.status = 'executing' and busy.partition_key = head.partition_key
@@ -69,7 +74,7 @@ with recursive plain as (
   select head.id, head.priority, head.eligible_at
   from hop
   cross join lateral (
-    select g.id, g.priority, g.eligible_at
+    select g.id, g.priority, g.eligible_at, g.rate_limit is not null or g.concurrency_limit is not null as limited
     from gen_durable g
     where g.status = 'runnable'
       and g.partition_key = hop.partition_key
@@ -79,7 +84,8 @@ with recursive plain as (
     order by g.priority, g.eligible_at, g.id
     limit 1
   ) as head
-  where hop.partition_key <> all (%(avoid)s::text[])
+  where not head.limited
+    and hop.partition_key <> all (%(avoid)s::text[])
     and (select true
          from gen_durable busy
          where busy.status = 'executing' and busy.partition_key = hop.partition_key
@@ -114,6 +120,8 @@ with recursive plain as (
 )
 select c.id, c.fence, c.fsm, c.fsm_version, c.step, c.state::text as state, c.attempt, c.queue, c.priority,
        c.partition_key, c.awaits, c.parent_id, c.last_error, c.spawn_round, c.join_round,
+       c.retry::text as retry, c.cancelling, c.cancel_reason, c.fail_fast, c.deadline::text as deadline,
+       c.rate_limit is not null or c.concurrency_limit is not null as limited,
        (select true from signals s where s.target_id = c.id limit 1) is not null as has_signals,
        extract(epoch from statement_timestamp() + %(ahead)s::interval
                           - greatest(c.eligible_at, c.inserted_at))::float8 as waited

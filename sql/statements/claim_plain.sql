@@ -5,6 +5,8 @@ with due as (
   from gen_durable g
   where g.status = 'runnable'
     and g.partition_key is null
+    and g.rate_limit is null
+    and g.concurrency_limit is null
     and g.queue = %(queue)s
     and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
     and array_position(%(machines)s::text[], g.fsm || '@' || g.fsm_version) is not null
@@ -24,6 +26,8 @@ with due as (
 )
 select c.id, c.fence, c.fsm, c.fsm_version, c.step, c.state::text as state, c.attempt, c.queue, c.priority,
        c.partition_key, c.awaits, c.parent_id, c.last_error, c.spawn_round, c.join_round,
+       c.retry::text as retry, c.cancelling, c.cancel_reason, c.fail_fast, c.deadline::text as deadline,
+       c.rate_limit is not null or c.concurrency_limit is not null as limited,
        (select true from signals s where s.target_id = c.id limit 1) is not null as has_signals,
        extract(epoch from statement_timestamp() + %(ahead)s::interval
                           - greatest(c.eligible_at, c.inserted_at))::float8 as waited

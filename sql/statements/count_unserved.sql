@@ -1,9 +1,16 @@
 -- count_unserved: due rows that no live worker has the code for; they stay untouched until one has.
--- With and without a partition key one after the other: each half has an index of its own.
+-- Plain, limited and keyed rows one after the other: each kind has an index of its own.
 with due as (
   select fsm, fsm_version, count(*) as count
   from gen_durable
-  where status = 'runnable' and partition_key is null and eligible_at <= statement_timestamp()
+  where status = 'runnable' and partition_key is null and rate_limit is null and concurrency_limit is null
+    and eligible_at <= statement_timestamp()
+  group by fsm, fsm_version
+  union all
+  select fsm, fsm_version, count(*)
+  from gen_durable
+  where status = 'runnable' and partition_key is null and (rate_limit is not null or concurrency_limit is not null)
+    and eligible_at <= statement_timestamp()
   group by fsm, fsm_version
   union all
   select fsm, fsm_version, count(*)

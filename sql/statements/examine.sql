@@ -7,7 +7,8 @@ select current_setting('server_version') as version,
        current_setting('synchronous_commit') <> 'off' as synchronous_commit,
        current_user::text as role,
        array(select privilege || ' on ' || name
-             from unnest(array['gen_durable', 'signals', 'workers']) as name,
+             from unnest(array['gen_durable', 'signals', 'workers', 'limiters', 'buckets', 'paused_queues', 'schedules'])
+               as name,
                   unnest(array['select', 'insert', 'update', 'delete']) as privilege
              where not has_table_privilege(name, privilege)) as missing_rights,
        clock_timestamp() as clock,

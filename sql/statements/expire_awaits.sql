@@ -1,8 +1,9 @@
--- expire_awaits: wake parked instances whose await deadline has passed; they find no signal and know why.
+-- expire_awaits: wake parked instances whose deadline has passed; they find no signal, or children that still live, and
+-- know why.
 with overdue as (
   select g.id
   from gen_durable g
-  where g.status = 'awaiting_signal'
+  where g.status in ('awaiting_signal', 'awaiting_children')
     and g.await_deadline <= statement_timestamp() + %(ahead)s::interval
   order by g.await_deadline
   limit %(limit)s

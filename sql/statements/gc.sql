@@ -6,10 +6,10 @@ with old as (
   select g.id
   from gen_durable g
   where g.id > %(after)s
-    and g.status in ('done', 'failed')
+    and g.status in ('done', 'failed', 'cancelled')
     and g.updated_at < statement_timestamp() + %(ahead)s::interval - %(older_than)s::interval
     and (g.parent_id is null
-         or (select p.status from gen_durable p where p.id = g.parent_id) in ('done', 'failed'))
+         or (select p.status from gen_durable p where p.id = g.parent_id) in ('done', 'failed', 'cancelled'))
     and (select c.id from gen_durable c where c.parent_id = g.id limit 1) is null
   order by g.id
   limit %(limit)s

@@ -1,9 +1,20 @@
 -- has_work: is anything of these queues due or running that these machines could run?
--- Due rows with and without a partition key one after the other: each half has an index of its own.
+-- Plain, limited and keyed rows one after the other: each kind has an index of its own.
 select (select true
         from gen_durable g
         where g.status = 'runnable'
           and g.partition_key is null
+          and g.rate_limit is null
+          and g.concurrency_limit is null
+          and g.queue = any (%(queues)s::text[])
+          and g.eligible_at <= statement_timestamp()
+          and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
+        limit 1) is not null
+    or (select true
+        from gen_durable g
+        where g.status = 'runnable'
+          and g.partition_key is null
+          and (g.rate_limit is not null or g.concurrency_limit is not null)
           and g.queue = any (%(queues)s::text[])
           and g.eligible_at <= statement_timestamp()
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
@@ -24,7 +35,7 @@ select (select true
         limit 1) is not null
     or (select true
         from gen_durable g
-        where g.status = 'awaiting_signal'
+        where g.status in ('awaiting_signal', 'awaiting_children')
           and g.await_deadline <= statement_timestamp()
           and g.queue = any (%(queues)s::text[])
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])

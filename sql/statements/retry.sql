@@ -1,4 +1,4 @@
--- retry: let a failed instance run again, at the step that failed, from its first attempt.
+-- retry: let a failed or cancelled instance run again, at the step it ended in, from its first attempt.
 -- A parent that still waits for this child's round has counted it as ended: it must count it once more.
 -- One that has moved on waits for nobody; finish leaves it alone then, as for any child of an earlier round.
 -- Locks child before parent, as finish does.
@@ -8,9 +8,11 @@ with again as (
       result = null,
       attempt = 0,
       crashes = 0,
+      cancelling = false,
+      cancel_reason = null,
       eligible_at = statement_timestamp() + %(ahead)s::interval,
       updated_at = statement_timestamp()
-  where g.id = %(id)s and g.status::text = 'failed'
+  where g.id = %(id)s and g.status::text in ('failed', 'cancelled')
   returning g.id, g.parent_id, g.child_round
 ), waiting as (
   select p.id

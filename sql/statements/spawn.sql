@@ -12,18 +12,25 @@ with parent as (
 ), child as (
   insert into gen_durable
     (fsm, fsm_version, step, state, queue, priority, partition_key, unique_key, unique_scope, max_crashes,
-     eligible_at, parent_id, child_round, child_index)
+     eligible_at, rate_limit, weight, concurrency_limit, deadline, retry, on_cancel,
+     parent_id, child_round, child_index)
   select c.fsm, c.fsm_version, c.step, c.state::jsonb, c.queue, c.priority, c.partition_key, c.unique_key,
          string_to_array(c.unique_scope, ',')::durable_status[], c.max_crashes,
          coalesce(c.eligible_at, statement_timestamp() + %(ahead)s::interval + c.delay),
+         c.rate_limit, coalesce(c.weight, 1), c.concurrency_limit,
+         coalesce(c.deadline, statement_timestamp() + %(ahead)s::interval + c.lifetime), c.retry::jsonb,
+         coalesce(c.on_cancel, false),
          parent.id, parent.round, c.index
   from unnest(%(parents)s::bigint[], %(indexes)s::int[],
               %(fsms)s::text[], %(fsm_versions)s::int[], %(child_steps)s::text[], %(child_states)s::text[],
               %(queues)s::text[], %(priorities)s::smallint[], %(partition_keys)s::text[],
               %(unique_keys)s::bytea[], %(unique_scopes)s::text[], %(max_crashes)s::int[],
-              %(eligible_ats)s::timestamptz[], %(delays)s::interval[])
+              %(eligible_ats)s::timestamptz[], %(delays)s::interval[], %(rate_limits)s::text[], %(weights)s::int[],
+              %(concurrency_limits)s::text[], %(deadlines)s::timestamptz[], %(lifetimes)s::interval[],
+              %(retries)s::text[], %(on_cancels)s::boolean[])
          as c (parent, index, fsm, fsm_version, step, state, queue, priority, partition_key,
-               unique_key, unique_scope, max_crashes, eligible_at, delay)
+               unique_key, unique_scope, max_crashes, eligible_at, delay, rate_limit, weight,
+               concurrency_limit, deadline, lifetime, retry, on_cancel)
   join parent on parent.id = c.parent
   order by c.unique_key nulls first, c.parent, c.index
   on conflict (unique_guard) where unique_guard is not null do nothing

@@ -17,6 +17,7 @@ from support import inbox, row
 
 from gendurable import Client, Instance, migrate
 from gendurable.cli.root import COMMANDS, main
+from gendurable.core.status import Status
 from gendurable.db.connection import Connection
 from gendurable.db.migrate import migrations
 from gendurable.testing import Harness
@@ -384,7 +385,7 @@ def test_status_as_json_counts_by_queue_and_names_workers_and_work_without_one(
         False,
     )
     assert default["oldest_due_seconds"] >= 0
-    assert set(default["counts"]) == {"runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed"}
+    assert set(default["counts"]) == set(Status)
     assert (other["queue"], other["due"]) == ("q", 1)
     [worker] = document["workers"]
     assert set(worker) == {"id", "name", "host", "pid", "queues", "machines", "started_at", "beat_at", "expires_at"}
@@ -397,7 +398,7 @@ def test_status_for_people_shows_the_same(out: Out):
     assert out("status").startswith("no instances yet\n\nno live worker\n\nschema version ")
     out("insert", "n", "--queue", "q", "--version", "2")
     text = out("status")
-    assert re.search(r"^q +1 +0 +0 +0 +0 +0 +1 +\d+s$", text, re.MULTILINE)
+    assert re.search(r"^q +1 +0 +0 +0 +0 +0 +0 +1 +\d+s$", text, re.MULTILINE)
     assert re.search(r"^NO WORKER FOR +VERSION +DUE\nn +2 +1$", text, re.MULTILINE)
 
 

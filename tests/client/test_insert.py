@@ -64,6 +64,16 @@ def test_a_new_instance_is_a_runnable_row_due_now(client: Client, conn: Connecti
         "unique_key": None,
         "unique_scope": "{}",
         "unique_guard": None,
+        "rate_limit": None,
+        "weight": 1,
+        "throttled": False,
+        "concurrency_limit": None,
+        "deadline": None,
+        "retry": None,
+        "on_cancel": False,
+        "cancelling": False,
+        "cancel_reason": None,
+        "fail_fast": False,
     }
     # The column's default is the transaction's time, the due time the statement's.
     assert timedelta(0) <= due_in(conn, id) < timedelta(seconds=30)

@@ -630,7 +630,7 @@ PLANTED = {
     "a signal that came before the park wakes nobody": ("recheck_parked", "limit 1)", "limit 0)"),
     "a busy partition key is not noticed": ("claim", "busy.status = 'executing'", "busy.status = 'failed'"),
     "a retry starts counting anew": ("repeat", "attempt = g.attempt + 1", "attempt = 1"),
-    "gc takes the children of a living parent": ("gc", "in ('done', 'failed'))", "is not null)"),
+    "gc takes the children of a living parent": ("gc", "in ('done', 'failed', 'cancelled'))", "is not null)"),
     "a stale Next is written": ("advance", "g.fence = t.fence", "true"),
     "two children that end together count once": ("finish", "- waiting.children", "- 1"),
     "a signal that was shown wakes again": ("recheck_parked", "s.id <> all (", "0 <> all ("),

@@ -430,3 +430,16 @@ def test_a_role_that_does_not_own_the_tables_cannot_drop_them(fresh_database: st
 
 def test_a_search_path_quotes_the_schema():
     assert search_path('a"b') == '"a""b", pg_temp'
+
+
+def test_what_was_cancelled_has_failed_once_the_status_is_gone(fresh_database: str):
+    migrate.up(fresh_database)
+    with connect(fresh_database) as conn:
+        conn.execute(
+            "insert into gen_durable (fsm, step, status, cancel_reason, unique_scope) values"
+            " ('m', 'start', 'cancelled', 'no longer wanted',"
+            "  '{runnable,executing,awaiting_signal,awaiting_children,cancelled}')"
+        )
+        migrate.down(fresh_database, to=1)
+        found = conn.execute("select status::text, last_error, unique_scope::text from gen_durable").fetchone()
+    assert found == ("failed", "no longer wanted", "{runnable,executing,awaiting_signal,awaiting_children}")
