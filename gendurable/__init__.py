@@ -8,8 +8,10 @@ if TYPE_CHECKING:
     from gendurable.core.fsm import FSM, Job, step
     from gendurable.core.instance import Instance, NewInstance
     from gendurable.core.outcomes import Await, Done, Next, Outcome, Retry, Spawn, Stop
+    from gendurable.core.policy import RetryPolicy
     from gendurable.core.registry import Registry
     from gendurable.core.status import Status
+    from gendurable.errors import Fatal
 else:
     # A name is imported when first asked for: `gendurable --help` must not wait for the driver and the codec.
     _HOMES = {
@@ -18,8 +20,10 @@ else:
         "core.fsm": ("FSM", "Job", "step"),
         "core.instance": ("Instance", "NewInstance"),
         "core.outcomes": ("Await", "Done", "Next", "Outcome", "Retry", "Spawn", "Stop"),
+        "core.policy": ("RetryPolicy",),
         "core.registry": ("Registry",),
         "core.status": ("Status",),
+        "errors": ("Fatal",),
     }
     _MODULES = ("errors", "migrate", "testing")
 
@@ -46,6 +50,7 @@ __all__ = [
     "Client",
     "Context",
     "Done",
+    "Fatal",
     "Instance",
     "Job",
     "NewInstance",
@@ -53,6 +58,7 @@ __all__ = [
     "Outcome",
     "Registry",
     "Retry",
+    "RetryPolicy",
     "Signal",
     "Spawn",
     "Status",

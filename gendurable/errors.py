@@ -14,6 +14,10 @@ class DefinitionError(GenDurableError):
     """A machine class is not well formed; raised when the class is made."""
 
 
+class InvalidPolicy(DefinitionError, ValueError):
+    """A value of a `RetryPolicy` is out of range; the message names it."""
+
+
 class LoadError(GenDurableError):
     """A dotted path leads to no machines."""
 
@@ -31,6 +35,10 @@ class InvalidState(InvalidInstance):
 
 
 # What a step did.
+
+
+class Fatal(GenDurableError):
+    """Raised by a step: running it again could not help. No policy retries it."""
 
 
 class Unstorable(GenDurableError, ValueError):

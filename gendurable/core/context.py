@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from attrs import frozen
 
+from gendurable.core.policy import RetryPolicy
 from gendurable.core.status import Status
 
 S = TypeVar("S")
@@ -42,6 +43,7 @@ class Context(Generic[S]):
 
     `awaited` are the signals that the step waited for, `inbox` all of them. `children` are all children,
     `joined` those of the Spawn that this step was released from. In `handle` these four are empty.
+    `retry` is the policy in force: the instance's own, else the step's, else the machine's.
     """
 
     id: int
@@ -56,3 +58,4 @@ class Context(Generic[S]):
     joined: Sequence[Child] = ()
     parent_id: int | None = None
     last_error: str | None = None
+    retry: RetryPolicy | None = None

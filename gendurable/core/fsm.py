@@ -4,8 +4,21 @@ import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, cast, get_args, get_origin, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
 from attrs import evolve, field, frozen
 
@@ -16,21 +29,26 @@ from gendurable.core.instance import NewInstance, new_instance
 from gendurable.core.limiters import LimitName
 from gendurable.core.limits import check_name, show
 from gendurable.core.outcomes import Done, Outcome, Retry, Stop
+from gendurable.core.policy import HOPELESS, RetryPolicy
 from gendurable.core.target import StepRef, Target
-from gendurable.errors import BadOutcome, DefinitionError, InvalidInstance, Unstorable
+from gendurable.errors import BadOutcome, DefinitionError, InvalidInstance
 
 S = TypeVar("S")
 M = TypeVar("M")
 
 JOB_STEP = "perform"
 
+# What `@step` decorates.
+_Function: TypeAlias = Callable[[M, Context[S]], Outcome[S]]
+
 
 class Step(StepRef[S], Generic[M, S]):
     """A step as its class sees it: `Checkout.ship`. Still callable, with a machine and a context."""
 
-    def __init__(self, function: Callable[[M, Context[S]], Outcome[S]]) -> None:
+    def __init__(self, function: _Function[M, S], *, retry: RetryPolicy | None = None) -> None:
         """Wrap a method."""
         self.function = function
+        self.retry = retry
         self.name = function.__name__
         self.owner = None
         self.__doc__ = function.__doc__
@@ -69,11 +87,28 @@ class BoundStep(StepRef[S]):
         return self._function(self._machine, ctx)
 
 
-def step(function: Callable[[M, Context[S]], Outcome[S]]) -> Step[M, S]:
-    """Make a method a step of its machine; the method's name is the step's name."""
+@overload
+def step(function: _Function[M, S], /) -> Step[M, S]: ...
+@overload
+def step(*, retry: RetryPolicy | None = None) -> Callable[[_Function[M, S]], Step[M, S]]: ...
+def step(function: Any = None, /, **options: Any) -> Any:
+    """Make a method a step of its machine; the method's name is the step's name.
+
+    Bare, or with what holds for this step alone: `@step(retry=RetryPolicy(...))`.
+    """
+    return partial(_step, **options) if function is None else _step(function, **options)
+
+
+def _step(function: _Function[M, S], *, retry: RetryPolicy | None = None) -> Step[M, S]:
     if not callable(function):
         raise DefinitionError(f"@step decorates a method, not {function!r}")
-    return Step(function)
+    return Step(function, retry=_check_policy(retry))
+
+
+def _check_policy(value: object) -> RetryPolicy | None:
+    if value is None or isinstance(value, RetryPolicy):
+        return value
+    raise DefinitionError(f"retry={show(value)} is no policy; give RetryPolicy(max_attempts=…, base=…)")
 
 
 @frozen
@@ -86,8 +121,13 @@ class Definition:
     initial: str
     max_crashes: int | None
     inline: bool
+    retry: RetryPolicy | None
     steps: Mapping[str, Step[Any, Any]]
     codec: StateCodec[Any] = field(eq=False)
+
+    def policy(self, step: str) -> RetryPolicy | None:
+        """Return what retries a step: its own policy, else the machine's."""
+        return self.steps[step].retry or self.retry
 
     def resolve(self, target: object, machine: type) -> str:
         """Return the step's name; BadOutcome if the machine has no such step."""
@@ -164,6 +204,7 @@ class _Keywords:
     max_attempts: int = 20
     state: type | None = None
     inline: bool = False
+    retry: RetryPolicy | None = None
 
 
 _INHERITED: Any = object()
@@ -188,13 +229,16 @@ class FSM(Generic[S], metaclass=_MachineMeta):
         state: type = _INHERITED,
         max_crashes: int | None = _INHERITED,
         inline: bool = _INHERITED,
+        retry: RetryPolicy | None = _INHERITED,
         **others: Any,
     ) -> None:
         """Check the class and keep its definition."""
         super().__init_subclass__(**others)
         if "_definition" in cls.__dict__:
             return  # attrs rebuilds a slotted class, this time without keywords: what the first call made holds
-        cls._take_keywords(queue=queue, initial=initial, state=state, max_crashes=max_crashes, inline=inline)
+        cls._take_keywords(
+            queue=queue, initial=initial, state=state, max_crashes=max_crashes, inline=inline, retry=retry
+        )
         steps = cls._find_steps()
         cls._definition = _define(cls, name=name, version=version, steps=steps) if steps else None
         if name is not None and not steps:
@@ -215,9 +259,11 @@ class FSM(Generic[S], metaclass=_MachineMeta):
             _check_function(cls, name, marked.function)
         return steps
 
-    def handle(self, error: Exception, ctx: Context[S]) -> Outcome[S]:  # noqa: ARG002  for those who override it
-        """Decide what follows an error of a step. Unless overridden, the instance fails."""
-        return Stop(error)
+    def handle(self, error: Exception, ctx: Context[S]) -> Outcome[S]:
+        """Decide what follows an error of a step. Unless overridden: what the retry policy says, or the end."""
+        if ctx.retry is None or not ctx.retry.retries(error, ctx.attempt):
+            return Stop(error)
+        return Retry(delay=ctx.retry.delay(ctx.attempt, ctx.id))
 
     @classmethod
     def new(
@@ -237,6 +283,7 @@ class FSM(Generic[S], metaclass=_MachineMeta):
         weight: int = 1,
         concurrency_limit: LimitName | None = None,
         deadline: datetime | Duration | None = None,
+        retry: RetryPolicy | None = None,
     ) -> NewInstance:
         """Describe a new instance: a value for `insert`, `insert_many` or `Spawn`, checked here and now."""
         mine = definition(cls)
@@ -262,16 +309,26 @@ class FSM(Generic[S], metaclass=_MachineMeta):
             weight=weight,
             concurrency_limit=concurrency_limit,
             deadline=deadline,
+            retry=retry,
         )
 
 
 class Job(FSM[S]):
-    """A machine of one step, `perform`, that is retried until it succeeds or `max_attempts` executions are spent."""
+    """A machine of one step, `perform`, that is retried until it succeeds or `max_attempts` executions are spent.
 
-    def __init_subclass__(cls, *, max_attempts: int = _INHERITED, **others: Any) -> None:
+    A retry policy takes the place of `max_attempts` and `backoff`.
+    """
+
+    def __init_subclass__(
+        cls, *, max_attempts: int = _INHERITED, retry: RetryPolicy | None = _INHERITED, **others: Any
+    ) -> None:
         """Check the class and keep its definition."""
+        if max_attempts is not _INHERITED:
+            if isinstance(retry, RetryPolicy):
+                _refuse(cls, "has both max_attempts and retry; give the number to the policy alone")
+            retry = None
         cls._take_keywords(max_attempts=max_attempts)
-        super().__init_subclass__(**others)
+        super().__init_subclass__(retry=retry, **others)
 
     @classmethod
     def _find_steps(cls) -> dict[str, Step[Any, Any]]:
@@ -297,7 +354,9 @@ class Job(FSM[S]):
 
     def handle(self, error: Exception, ctx: Context[S]) -> Outcome[S]:
         """Try again after `backoff`, unless the executions are spent or a repetition could not help."""
-        if isinstance(error, BadOutcome | Unstorable) or ctx.attempt + 1 >= self._keywords.max_attempts:
+        if ctx.retry is not None:
+            return super().handle(error, ctx)
+        if isinstance(error, HOPELESS) or ctx.attempt + 1 >= self._keywords.max_attempts:
             return Stop(error)
         return Retry(delay=self.backoff(ctx.attempt))
 
@@ -334,6 +393,7 @@ def _define(cls: type[FSM[Any]], *, name: str | None, version: int, steps: dict[
     if not isinstance(keywords.inline, bool):
         _refuse(cls, f"has inline={show(keywords.inline)}; give True or False")
     try:
+        retry = _check_policy(keywords.retry)
         fsm = check_name("name", f"{cls.__module__}.{cls.__qualname__}" if name is None else name)
         queue = check_name("queue", keywords.queue)
         for step_name in steps:
@@ -348,6 +408,7 @@ def _define(cls: type[FSM[Any]], *, name: str | None, version: int, steps: dict[
         initial=initial,
         max_crashes=budget,
         inline=keywords.inline,
+        retry=retry,
         steps=MappingProxyType(steps),
         codec=codec,
     )

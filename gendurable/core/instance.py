@@ -10,6 +10,7 @@ from gendurable.core.codec import decode_readable
 from gendurable.core.duration import ZERO, to_timedelta
 from gendurable.core.limiters import check_limit, check_weight
 from gendurable.core.limits import check_key, check_name, check_unique_key, show
+from gendurable.core.policy import RetryPolicy
 from gendurable.core.status import LIVE, Status
 from gendurable.errors import InvalidInstance
 
@@ -113,6 +114,7 @@ def new_instance(
     weight: object = 1,
     concurrency_limit: object = None,
     deadline: object = None,
+    retry: object = None,
     on_cancel: bool = False,
 ) -> NewInstance:
     """Check what may be said about a new instance; the first that is wrong raises InvalidInstance."""
@@ -139,8 +141,15 @@ def new_instance(
         weight=check_weight(weight),
         concurrency_limit=None if concurrency_limit is None else check_limit("concurrency_limit", concurrency_limit),
         deadline=None if deadline is None else _check_deadline(deadline),
+        retry=None if retry is None else _check_retry(retry),
         on_cancel=on_cancel,
     )
+
+
+def _check_retry(value: object) -> str:
+    if not isinstance(value, RetryPolicy):
+        raise InvalidInstance(f"retry: {show(value)} is no policy; give RetryPolicy(max_attempts=…, base=…)")
+    return value.stored()
 
 
 def _check_scope(scope: Collection[str] | None, *, has_key: bool) -> frozenset[Status]:

@@ -10,6 +10,7 @@ from gendurable.core.claim import Claim, StoredChild, StoredSignal
 from gendurable.core.codec import decode_readable, decode_value
 from gendurable.core.context import Child, Context, Signal
 from gendurable.core.fsm import FSM, Step, definition
+from gendurable.core.policy import read_policy
 from gendurable.core.status import Status
 from gendurable.core.transition import Transition, stop, transition, with_error
 from gendurable.errors import UndecodableRow
@@ -64,15 +65,18 @@ def _handled(claim: Claim, machine: FSM[Any], error: Exception, report: Report) 
 
 
 def _bare_context(claim: Claim, machine: FSM[Any]) -> Context[Any]:
+    mine = definition(type(machine))
+    policy = mine.policy(claim.step)
     return Context(
         id=claim.id,
         fsm=claim.fsm,
         fsm_version=claim.fsm_version,
         step=claim.step,
         attempt=claim.attempt,
-        state=definition(type(machine)).codec.decode(claim.state),
+        state=mine.codec.decode(claim.state),
         parent_id=claim.parent_id,
         last_error=claim.last_error,
+        retry=policy if claim.retry is None else read_policy(claim.retry, policy),
     )
 
 

@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from gendurable.core.context import Child, Context, Signal
+from gendurable.core.policy import RetryPolicy
 from gendurable.core.status import Status
 
 S = TypeVar("S")
@@ -67,6 +68,7 @@ def context(
     step: str = "start",
     parent_id: int | None = None,
     last_error: str | None = None,
+    retry: RetryPolicy | None = None,
 ) -> Context[S]:
     """Make the context that a step is called with.
 
@@ -88,4 +90,5 @@ def context(
         joined=tuple(each for each in born if each.round == last) if joined is None else tuple(joined),
         parent_id=parent_id,
         last_error=last_error,
+        retry=retry,
     )

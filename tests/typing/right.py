@@ -11,6 +11,7 @@ from gendurable import (
     Client,
     Context,
     Done,
+    Fatal,
     Instance,
     Job,
     NewInstance,
@@ -18,6 +19,7 @@ from gendurable import (
     Outcome,
     Registry,
     Retry,
+    RetryPolicy,
     Signal,
     Spawn,
     Stop,
@@ -49,7 +51,7 @@ class SendMail(Job[Mail], name="send_mail", max_attempts=5):
         return 2.0 * attempt
 
 
-class Report(Job[dict[str, Any]]):
+class Report(Job[dict[str, Any]], retry=RetryPolicy(max_attempts=3, base=timedelta(seconds=5), retry_on=OSError)):
     def perform(self, ctx: Context[dict[str, Any]]) -> dict[str, int] | Stop | Retry[dict[str, Any]]:
         return {"pages": len(ctx.state)} if ctx.state else Retry(delay=5)
 
@@ -80,9 +82,16 @@ class Checkout(FSM[Order], name="checkout", version=1, queue="checkout", max_cra
     def finish(self, ctx: Context[Order]) -> Done:
         return Done({"paid": ctx.state.paid, "mails": len(ctx.joined)})
 
-    @step
+    @step(retry=RetryPolicy(5, 0.1, 1.5, 1, jitter=0.5, stop_on=[ValueError, KeyError]))
     def detour(self, ctx: Context[Order]) -> Outcome[Order]:
+        assert_type(ctx.retry, RetryPolicy | None)
+        if ctx.attempt:
+            raise Fatal("no way")
         return Next("finish")
+
+    @step()
+    def aside(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Next(self.detour)
 
     def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[Order]:
         return Retry(delay=1.0 * ctx.attempt) if ctx.attempt < 5 else Stop(error)
@@ -103,6 +112,7 @@ class Plain(FSM[dict[str, Any]]):
 def use(client: Client, harness: Harness) -> None:
     new = Checkout.new(Order(42), partition_key="customer:7", unique_key="order:42", schedule_in=5, step=Checkout.ship)
     assert_type(new, NewInstance)
+    Report.new({}, retry=RetryPolicy(max_attempts=9))
     assert_type(client.insert(new), int)
     assert_type(client.insert_many([new, Notes.new({"text": "hi"})]), list[int])
     client.signal(1, "payment_confirmed", {"amount": 100}, dedup_key="evt-7")

@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from gendurable import FSM, Await, Client, Context, Job, Next, Outcome, Retry, Spawn, Stop, step
+from gendurable import FSM, Await, Client, Context, Job, Next, Outcome, Retry, RetryPolicy, Spawn, Stop, step
 from gendurable.testing import context
 
 
@@ -62,6 +62,22 @@ class Checkout(FSM[Order], version="2"):  # error
     def reads(self, ctx: Context[Order]) -> Outcome[Order]:
         return Stop(ctx.state.to)  # error
 
+    @step(retry=3)  # error
+    def patient(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Stop("x")
+
+    @step(retry=RetryPolicy(3))  # error
+    def patient_text(self, ctx: Context[Order]) -> str:
+        return "done"
+
+    @step(retry=RetryPolicy(3))
+    def aside(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Next(Other.start)  # error
+
+
+class Impatient(Job[Mail], retry=3):  # error
+    pass
+
 
 class Send(Job[Mail]):
     def perform(self, ctx: Context[Mail]) -> int:  # error
@@ -71,6 +87,9 @@ class Send(Job[Mail]):
 def use(client: Client) -> None:
     Checkout.new(Mail("a"))  # error
     Checkout.new(Order(1), priority="high")  # error
+    Checkout.new(Order(1), retry=5)  # error
+    RetryPolicy(base="1s")  # error
+    RetryPolicy(retry_on=[int])  # error
     client.insert(Order(1))  # error
     client.signal("1", "paid")  # error
     Checkout().ship(context(Mail("a")))  # error
