@@ -57,6 +57,7 @@ class Row:
     children_pending: int = 0
     spawn_round: int = 0
     join_round: int | None = None
+    fail_fast: bool = False
     is_old: bool = False
 
     @property
@@ -82,6 +83,7 @@ class Row:
         self.attempt = self.crashes = 0
         self.last_error = change.error
         self.awaits = self.await_deadline = self.join_round = None
+        self.fail_fast = False
 
 
 TIMES = ("eligible_at", "lease_expires_at", "await_deadline")
@@ -274,6 +276,8 @@ class Model:
             born = sum(birth.parent_id == row.id for birth in births)
             row.go_to(change, Status.AWAITING_CHILDREN if born else Status.RUNNABLE)
             row.children_pending = born
+            row.fail_fast = change.fail_fast and born > 0
+            row.await_deadline = None if change.timeout is None or not born else self.in_hours(change.timeout / HOUR)
             row.spawn_round += 1
             row.join_round = row.spawn_round
             row.eligible_at = self.in_hours(0)
@@ -286,11 +290,13 @@ class Model:
         row.last_error = change.error
         row.crashes = change.crashes
         row.awaits = row.await_deadline = None
-        if change.status is not Status.FAILED:  # should it be retried, it joins the same children
+        if change.status is Status.DONE:  # otherwise it may be retried, and joins the same children
             row.join_round = None
+        row.children_pending, row.fail_fast = 0, False
         self._consume(self.inbox(row.id))
         if parent := self._barrier_of(row):
-            parent.children_pending -= 1
+            is_too_bad = parent.fail_fast and change.status is not Status.DONE
+            parent.children_pending = 0 if is_too_bad else parent.children_pending - 1
             if not parent.children_pending:
                 parent.wake(self.in_hours(0))
                 self.woken.add(parent.queue)
@@ -324,8 +330,13 @@ class Model:
         return is_spent
 
     def overdue(self) -> list[Row]:
-        parked = [row for row in self.having(Status.AWAITING_SIGNAL) if row.await_deadline]
-        return [row for row in parked if row.await_deadline.hour <= self.hour]
+        parked = [*self.having(Status.AWAITING_SIGNAL), *self.having(Status.AWAITING_CHILDREN)]
+        return [row for row in parked if row.await_deadline and row.await_deadline.hour <= self.hour]
+
+    def time_out(self, row: Row) -> None:
+        """Wake what has waited long enough; children that still live are no longer waited for."""
+        row.wake(row.await_deadline)
+        row.children_pending, row.fail_fast = 0, False
 
     def collectable(self) -> list[int]:
         """The old ones that have neither a living parent, which may still read them, nor children."""

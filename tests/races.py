@@ -103,8 +103,8 @@ def parks(claimed: Claim, names: str = '["go"]', timeout: timedelta | None = Non
     return Park(claimed.id, claimed.fence, "two", '{"by": "await"}', names, timeout, shown(claimed))
 
 
-def spawns(claimed: Claim, *children: NewInstance) -> SpawnChildren:
-    return SpawnChildren(claimed.id, claimed.fence, "two", '{"by": "spawn"}', children, shown(claimed))
+def spawns(claimed: Claim, *children: NewInstance, **about: Any) -> SpawnChildren:
+    return SpawnChildren(claimed.id, claimed.fence, "two", '{"by": "spawn"}', children, shown(claimed), **about)
 
 
 def is_done(claimed: Claim) -> Finish:

@@ -1,7 +1,7 @@
 """What a step may return. Plain values: they compare, print and match; the engine judges them on return."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from attrs import field, frozen
 
@@ -44,11 +44,16 @@ class Await(Generic[S]):
 
 @frozen
 class Spawn(Generic[S]):
-    """Start children, wait until all have ended, then go on at `then`."""
+    """Start children, wait until all have ended, then go on at `then`; after `timeout` go on without the others.
+
+    `on_failure="fail_fast"`: the first child that does not end well is enough, and the others are cancelled.
+    """
 
     children: "Iterable[NewInstance | type[FSM[Any]]]"
     then: Target[S]
     state: S | None = None
+    timeout: Duration | None = field(default=None, kw_only=True)
+    on_failure: Literal["collect", "fail_fast"] = field(default="collect", kw_only=True)
 
 
 @frozen

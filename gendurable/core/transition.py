@@ -89,6 +89,8 @@ class SpawnChildren:
     state: str
     children: tuple[NewInstance, ...]
     consumed: tuple[int, ...]
+    timeout: timedelta | None = None
+    fail_fast: bool = False
     error: str | None = None
 
     kind = "spawn"
@@ -135,9 +137,16 @@ def transition(claim: Claim, outcome: object, state: object, machine: FSM[Any]) 
             return Park(
                 claim.id, claim.fence, target(then), _state(mine, given, state), encoded, _timeout(timeout), shown
             )
-        case outcomes.Spawn(children=children, then=then, state=given):
+        case outcomes.Spawn(children=children, then=then, state=given, timeout=timeout, on_failure=on_failure):
             return SpawnChildren(
-                claim.id, claim.fence, target(then), _state(mine, given, state), _children(children), shown
+                claim.id,
+                claim.fence,
+                target(then),
+                _state(mine, given, state),
+                _children(children),
+                shown,
+                _timeout(timeout),
+                _is_fail_fast(on_failure),
             )
         case outcomes.Done(result):
             return Finish(claim.id, claim.fence, Status.DONE, encode_object(result, what="result"), None)
@@ -256,6 +265,12 @@ def _children(given: object) -> tuple[NewInstance, ...]:
             "spawn them in several rounds, or store references to large data"
         )
     return children
+
+
+def _is_fail_fast(given: object) -> bool:
+    if given not in ("collect", "fail_fast"):
+        raise BadOutcome(f'Spawn on_failure {show(given)} is unknown; give "collect" or "fail_fast"')
+    return given == "fail_fast"
 
 
 def _child(place: int, child: object) -> NewInstance:

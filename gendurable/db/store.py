@@ -204,6 +204,8 @@ def spawn(conn: Connection, changes: Sequence[SpawnChildren], *, ahead: timedelt
         steps=texts([change.step for change in changes]),
         states=texts([change.state for change in changes]),
         errors=texts([change.error for change in changes]),
+        timeouts=sparse(intervals, [change.timeout for change in changes]),
+        fail_fasts=sparse(list, [change.fail_fast or None for change in changes]),
         consumed=integers([signal for change in changes for signal in change.consumed]),
         parents=integers([parent for parent, _, _ in born]),
         indexes=integers([place for _, place, _ in born]),

@@ -12,6 +12,7 @@ with moved as (
       awaits = null,
       await_deadline = null,
       join_round = null,
+      fail_fast = false,
       locked_by = null,
       lease_expires_at = null,
       updated_at = statement_timestamp()

@@ -10,6 +10,7 @@ set status = 'awaiting_signal',
     crashes = 0,
     last_error = t.error,
     join_round = null,
+    fail_fast = false,
     locked_by = null,
     lease_expires_at = null,
     updated_at = statement_timestamp()

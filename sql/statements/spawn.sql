@@ -2,10 +2,11 @@
 -- Children go in by unique key, as every insert does: two batches sharing new keys never wait for each other in a ring.
 -- Only a child that was really inserted counts; none at all means that the barrier is already open.
 with parent as (
-  select g.id, g.spawn_round + 1 as round, t.step, t.state, t.error
+  select g.id, g.spawn_round + 1 as round, t.step, t.state, t.error, t.timeout, t.fail_fast
   from gen_durable g
   join unnest(%(ids)s::bigint[], %(fences)s::bigint[], %(steps)s::text[], %(states)s::text[],
-              %(errors)s::text[]) as t (id, fence, step, state, error) on t.id = g.id
+              %(errors)s::text[], %(timeouts)s::interval[], %(fail_fasts)s::boolean[])
+         as t (id, fence, step, state, error, timeout, fail_fast) on t.id = g.id
   where g.fence = t.fence and g.status::text = 'executing'
   order by g.id
   for no key update of g
@@ -50,7 +51,9 @@ with parent as (
       crashes = 0,
       last_error = parent.error,
       awaits = null,
-      await_deadline = null,
+      await_deadline = case when barrier.pending is not null
+                            then statement_timestamp() + %(ahead)s::interval + parent.timeout end,
+      fail_fast = coalesce(parent.fail_fast and barrier.pending is not null, false),
       locked_by = null,
       lease_expires_at = null,
       updated_at = statement_timestamp()

@@ -143,7 +143,14 @@ AWAIT = st.builds(
     timeout=st.sampled_from((None, HOUR, 2 * HOUR)),
 )
 CHILDREN = st.lists(DESCRIPTIONS.map(lambda child: evolve(child, delay=0 * HOUR, since_start=None)), max_size=3)
-SPAWN = st.builds(Spawn, CHILDREN, st.sampled_from(STEPS), STATES)
+SPAWN = st.builds(
+    Spawn,
+    CHILDREN,
+    st.sampled_from(STEPS),
+    STATES,
+    timeout=st.sampled_from((None, None, HOUR, 2 * HOUR)),
+    on_failure=st.sampled_from(("collect", "collect", "fail_fast")),
+)
 END = st.sampled_from((Done({"ok": True}), Stop("enough")))
 ANY = st.one_of(RETRY, NEXT, AWAIT, SPAWN, RETRY, NEXT, AWAIT, SPAWN, END)
 # What the outcomes of one batch have in common: batches of one kind find what mixed ones do not.
@@ -171,6 +178,8 @@ class History:
     shown: dict[int, frozenset[int]] = Factory(dict)
     collected: set[int] = Factory(set)
     retried: set[int] = Factory(set)
+    # Rounds that were not waited for to the end: their time was over, or a child had failed and that was enough.
+    impatient: set[tuple[int, int]] = Factory(set)
 
     def remember(self, change: Transition) -> None:
         self.written[identity(change)] += 1
@@ -491,7 +500,9 @@ class EngineMachine(RuleBasedStateMachine):
         overdue = self.model.overdue()
         assert {row.id for row in woken} == {row.id for row in overdue}
         for row in overdue:
-            row.wake(row.await_deadline)
+            if row.status is Status.AWAITING_CHILDREN:
+                self.history.impatient.add((row.id, row.join_round))
+            self.model.time_out(row)
 
     def grow_old_and_collect(self, data: st.DataObject) -> None:
         ended = [row for row in self.model.rows.values() if row.has_ended and not row.is_old]
@@ -593,17 +604,20 @@ def check_wake_ups(rows: StoredRows, signals: dict[int, Sent], history: History)
 
 def check_barriers(rows: StoredRows, history: History) -> None:
     for id, row in rows.items():
-        unfinished = {
-            child["id"]
-            for child in rows.values()
-            if (child["parent_id"], child["child_round"]) == (id, row["join_round"]) and child["status"] not in TERMINAL
-        }
+        joined = [
+            child for child in rows.values() if (child["parent_id"], child["child_round"]) == (id, row["join_round"])
+        ]
+        unfinished = {child["id"] for child in joined if child["status"] not in TERMINAL}
+        if row["fail_fast"] and any(child["status"] in TERMINAL - {Status.DONE} for child in joined):
+            history.impatient.add((id, row["join_round"]))
         if row["status"] is Status.AWAITING_CHILDREN:
             assert unfinished, "a barrier has not opened"
+            assert (id, row["join_round"]) not in history.impatient, "a barrier stayed shut after a child failed"
             assert row["children_pending"] == len(unfinished)
         else:
             # A child may fail, be counted, and be retried once its parent has gone on.
-            assert unfinished <= history.retried, "a barrier opened too early"
+            is_early = (id, row["join_round"]) in history.impatient
+            assert is_early or unfinished <= history.retried, "a barrier opened too early"
             assert row["children_pending"] == 0
 
 
@@ -632,7 +646,7 @@ PLANTED = {
     "a retry starts counting anew": ("repeat", "attempt = g.attempt + 1", "attempt = 1"),
     "gc takes the children of a living parent": ("gc", "in ('done', 'failed', 'cancelled'))", "is not null)"),
     "a stale Next is written": ("advance", "g.fence = t.fence", "true"),
-    "two children that end together count once": ("finish", "- waiting.children", "- 1"),
+    "two children that end together count once": ("finish", "- arrived.children", "- 1"),
     "a signal that was shown wakes again": ("recheck_parked", "s.id <> all (", "0 <> all ("),
     "a signal that was not shown is consumed": ("advance", "s.id = any (", "0 <> all ("),
     "a signal of any name wakes": ("deliver", "= any (target.awaits)", "is not null"),

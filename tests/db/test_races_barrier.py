@@ -1,5 +1,8 @@
 """The barrier counts each child of its round once: siblings at once, commits repeated, rounds, crashes, lost races."""
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
 from races import (
     LEASE,
@@ -32,10 +35,10 @@ from gendurable.db.operations import commit
 from gendurable.runtime.sweeping import reap_expired
 
 
-def parent_of(conn: Connection, count: int) -> tuple[int, list[Claim]]:
+def parent_of(conn: Connection, count: int, **about: Any) -> tuple[int, list[Claim]]:
     """A parent that waits for `count` children, and the claims of these."""
     parent = claim_one(conn)
-    commit(conn, [spawns(parent, *[new() for _ in range(count)])])
+    commit(conn, [spawns(parent, *[new() for _ in range(count)], **about)])
     children = claim(conn)
     assert len(children) == count
     return parent.id, children
@@ -77,9 +80,7 @@ def test_a_count_read_before_the_lock_loses_a_sibling(new_conn: NewConn, backgro
         for each, child in zip((first, second), children, strict=True):
             naive = changed(
                 lambda c, child=child: store.finish(c, [is_done(child)]),
-                ("select p.id, arrived.children\n", "select p.id, arrived.children, p.children_pending as pending\n"),
                 ("  order by p.id\n  for no key update of p\n", ""),
-                ("p.children_pending - waiting.children", "waiting.pending - waiting.children"),
             )
             ends.append(background.start_blocked(each, naive, each))
     assert errors(*ends) == []
@@ -175,6 +176,78 @@ def test_a_child_that_tries_again_is_counted_when_it_ends(conn: Connection):
     [child] = claim(conn)
     commit(conn, [stops(child)])
     assert barrier(conn, parent) == ("runnable", 0)
+
+
+# Barriers that do not wait for all.
+
+
+def test_children_that_fail_at_once_open_the_barrier_once(new_conn: NewConn, background: Background):
+    conn, first, second, holder = new_conn(), new_conn(), new_conn(), new_conn()
+    parent, children = parent_of(conn, 3, fail_fast=True)
+    with hold(holder, parent):
+        ends = [
+            background.start_blocked(each, commit, each, [stops(child)])
+            for each, child in zip((first, second), children, strict=False)
+        ]
+    assert sorted(len(each.result().woken) for each in ends) == [0, 1], "one opens it, the other comes too late"
+    assert barrier(conn, parent) == ("runnable", 0)
+
+
+def test_a_child_that_fails_while_its_parent_is_claimed_leaves_the_claim_alone(
+    conn: Connection, new_conn: NewConn, background: Background
+):
+    first, second = new_conn(), new_conn()
+    parent, children = parent_of(conn, 3, fail_fast=True)
+    first.execute("begin")
+    store.finish(first, [stops(children[0])])
+    end = background.start_blocked(second, commit, second, [stops(children[1])])
+    [released] = store.claim(first, queue="q", machines=["f@1"], worker="b", limit=1, lease=LEASE).all()
+    first.execute("commit")
+    assert (released.id, written(end.result())) == (parent, {children[1].id})
+    assert barrier(conn, parent) == ("executing", 0)
+
+
+def test_without_a_second_look_at_the_parent_a_late_failure_takes_its_claim_away(
+    conn: Connection, new_conn: NewConn, background: Background
+):
+    first, second = new_conn(), new_conn()
+    parent, children = parent_of(conn, 3, fail_fast=True)
+    first.execute("begin")
+    store.finish(first, [stops(children[0])])
+    naive = changed(lambda c: store.finish(c, [stops(children[1])]), ("  where p.status = 'awaiting_children'\n", ""))
+    end = background.start_blocked(second, naive, second)
+    store.claim(first, queue="q", machines=["f@1"], worker="b", limit=1, lease=LEASE)
+    first.execute("commit")
+    assert errors(end) == []
+    assert barrier(conn, parent) == ("runnable", 0), "claimed, and to be claimed again"
+
+
+def test_a_barrier_whose_time_is_over_is_left_to_the_child_that_is_just_ending(
+    conn: Connection, new_conn: NewConn, background: Background
+):
+    last, late = new_conn(), new_conn()
+    parent, (first, second) = parent_of(conn, 2, timeout=timedelta(hours=1))
+    commit(conn, [is_done(first)])
+    last.execute("begin")
+    store.finish(last, [is_done(second)])
+    assert store.expire_awaits(late, limit=10, ahead=timedelta(hours=2)).all() == []
+    last.execute("commit")
+    assert barrier(conn, parent) == ("runnable", 0)
+    assert store.expire_awaits(late, limit=10, ahead=timedelta(hours=2)).all() == [], "in time after all"
+
+
+def test_a_child_that_ends_while_the_barrier_times_out_joins_nobody(
+    conn: Connection, new_conn: NewConn, background: Background
+):
+    sweeper, late = new_conn(), new_conn()
+    parent, children = parent_of(conn, 2, timeout=timedelta(hours=1), fail_fast=True)
+    sweeper.execute("begin")
+    [woken] = store.expire_awaits(sweeper, limit=10, ahead=timedelta(hours=2)).all()
+    end = background.start_blocked(late, commit, late, [stops(children[0])])
+    sweeper.execute("commit")
+    assert (woken.id, end.result().woken) == (parent, set())
+    assert barrier(conn, parent) == ("runnable", 0)
+    assert not row(conn, parent)["fail_fast"], "nobody is cancelled because of a timeout"
 
 
 # Rounds.

@@ -544,6 +544,74 @@ def test_if_every_child_is_dropped_the_parent_goes_on_at_once(harness: MakeHarne
     assert_row(conn, id, status="done")
 
 
+def test_a_spawn_that_times_out_goes_on_and_shows_who_is_not_ready(harness: MakeHarness, conn: Connection):
+    children = [Leaf.new({"n": 1}), Leaf.new({"n": 2}, schedule_in=3600)]
+    machine = Scripted(start=Spawn(children, "work", timeout=60), work=Next("finish"), finish=Done())
+    durable = harness(machine, Leaf)
+    id = durable.insert(Scripted.new())
+    assert durable.drain() == {"spawn": 1, "done": 1}
+    stored = row(conn, id)
+    assert stored["await_deadline"] - stored["eligible_at"] == 60 * SECOND
+    durable.advance(60)
+    assert durable.drain() == {"next": 1, "done": 1}
+    assert [child.status for child in machine.seen[-2].joined] == [Status.DONE, Status.RUNNABLE]
+    assert_row(conn, id, **UNPARKED, status="done", children_pending=0)
+    durable.advance(3600)
+    assert durable.drain() == {"done": 1}, "a late child ends like any other, and joins nobody"
+
+
+def test_a_barrier_that_opens_in_time_has_no_deadline_left(harness: MakeHarness, conn: Connection):
+    durable = harness(Scripted(start=Spawn([Leaf, Leaf], "work", timeout=60), work=Retry(delay=3600)), Leaf)
+    id = durable.insert(Scripted.new())
+    durable.drain()
+    assert_row(conn, id, **UNPARKED, status="runnable", step="work")
+    durable.advance(120)
+    assert durable.drain() == {}
+
+
+def test_the_first_child_that_fails_opens_a_barrier_that_is_to_fail_fast(harness: MakeHarness, conn: Connection):
+    children = [Leaf.new({"n": 1}), Leaf.new({"n": 2}, schedule_in=3600), Leaf.new({"fails": True})]
+    machine = Scripted(start=Spawn(children, "work", timeout=60, on_failure="fail_fast"), work=Next("finish"))
+    durable = harness(machine, Leaf)
+    id = durable.insert(Scripted.new())
+    one_step(durable)
+    assert_row(conn, id, status="awaiting_children", fail_fast=True)
+    one_step(durable)
+    assert_row(conn, id, **UNPARKED, status="runnable", fail_fast=True, children_pending=0)
+    one_step(durable)
+    assert [child.status for child in machine.seen[-1].joined][::2] == [Status.DONE, Status.FAILED]
+    assert_row(conn, id, step="finish", fail_fast=False)
+
+
+def test_a_barrier_that_is_to_fail_fast_waits_for_all_if_none_fails(harness: MakeHarness, conn: Connection):
+    children = [Leaf.new({"n": 1}), Leaf.new({"n": 2}, schedule_in=3600)]
+    machine = Scripted(start=Spawn(children, "work", on_failure="fail_fast"), work=Done())
+    durable = harness(machine, Leaf)
+    id = durable.insert(Scripted.new())
+    durable.drain()
+    assert_row(conn, id, status="awaiting_children", children_pending=1)
+    durable.advance(3600)
+    durable.drain()
+    assert_row(conn, id, status="done", fail_fast=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"timeout": 0}, "BadOutcome: timeout 0 is not positive"),
+        ({"timeout": "soon"}, "BadOutcome: timeout: 'soon' is no duration"),
+        ({"on_failure": "panic"}, "BadOutcome: Spawn on_failure 'panic' is unknown"),
+        ({"on_failure": ["collect"]}, "BadOutcome: Spawn on_failure ['collect'] is unknown"),
+    ],
+)
+def test_a_spawn_with_an_impossible_wish_is_refused(harness: MakeHarness, conn: Connection, given: Any, complaint: str):
+    durable = harness(Scripted(start=Spawn([Leaf], "work", **given)), Leaf)
+    id = durable.insert(Scripted.new())
+    assert durable.drain() == {"stop": 1}
+    assert row(conn, id)["last_error"].startswith(complaint)
+    assert conn.execute("select count(*) from gen_durable").fetchone() == (1,)
+
+
 def test_spawn_consumes_the_signals_it_was_shown_and_no_others(harness: MakeHarness, conn: Connection):
     def work(ctx: Context[State]) -> Outcome[State]:
         durable.signal(ctx.id, "go", "late")

@@ -75,7 +75,11 @@ class Checkout(FSM[Order], name="checkout", version=1, queue="checkout", max_cra
     @step
     def fan(self, ctx: Context[Order]) -> Outcome[Order]:
         return Spawn(
-            [SendMail.new(Mail("a")), SendMail.new({"to": "b"}), Report], then=Checkout.finish, state=ctx.state
+            [SendMail.new(Mail("a")), SendMail.new({"to": "b"}), Report],
+            then=Checkout.finish,
+            state=ctx.state,
+            timeout=60,
+            on_failure="fail_fast",
         )
 
     @step

@@ -51,6 +51,10 @@ class Checkout(FSM[Order], version="2"):  # error
         return Spawn([Order(1)], then=self.ship)  # error
 
     @step
+    def panic(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Spawn([Send], then=self.ship, on_failure="panic")  # error
+
+    @step
     def retry(self, ctx: Context[Order]) -> Outcome[Order]:
         return Retry(delay="soon")  # error
 
