@@ -34,7 +34,9 @@ from gendurable.db.operations import (
     delivered,
     insert_instance,
     insert_instances,
+    pause,
     read_instance,
+    resume,
     send_signal,
 )
 from gendurable.db.rows import Delivery
@@ -152,6 +154,19 @@ class Client:
                 raise WaitTimeout(id, status, limit or 0.0)
             time.sleep(pause if left is None else min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def pause(self, queue: str) -> bool:
+        """Let workers claim nothing more from a queue, until it is resumed; false if it was paused already.
+
+        Stored in the database: it outlives workers. What they have begun goes on.
+        """
+        with self._writing(None) as connection:
+            return pause(connection, queue)
+
+    def resume(self, queue: str) -> None:
+        """Let workers claim from a paused queue again; NotPaused."""
+        with self._writing(None) as connection:
+            resume(connection, queue)
 
     def close(self) -> None:
         """Close the client's own connections; it can no longer be used, except with `conn`."""

@@ -110,6 +110,18 @@ class NotRetryable(GenDurableError):
         return f"instance {self.id} is {self.status}, not failed; only failed instances run again"
 
 
+class NotPaused(GenDurableError):
+    """A queue that was to be resumed is not paused."""
+
+    def __init__(self, queue: str) -> None:
+        """Name the queue."""
+        super().__init__(queue)
+        self.queue = queue
+
+    def __str__(self) -> str:
+        return f"queue {self.queue!r} is not paused; `gendurable status` names those that are"
+
+
 class InboxFull(GenDurableError):
     """The instance holds as many unread signals as it may."""
 

@@ -87,7 +87,7 @@ def dsn(migrated_database: str) -> str:
     """A migrated database without a row, shared by the tests of one worker."""
     with psycopg.connect(migrated_database, autocommit=True) as conn:
         conn.execute("set lock_timeout = '10s'")
-        conn.execute("truncate gen_durable, signals restart identity")
+        conn.execute("truncate gen_durable, signals, limiters, buckets, paused_queues, schedules restart identity")
     return migrated_database
 
 

@@ -92,6 +92,7 @@ ROWS: dict[str, list[Panel]] = {
             (Query(sampled("gendurable_due_instances", "queue"), "{{queue}}"),),
             about="What autoscaling goes by.",
         ),
+        Panel("Paused queues", (Query(sampled("gendurable_queue_paused", "queue"), "{{queue}}"),)),
         Panel("Claims", (Query(rate("gendurable_claims_total", "queue"), "{{queue}}"),), "ops"),
         Panel("Polls that found nothing", (Query(rate("gendurable_empty_polls_total", "queue"), "{{queue}}"),), "ops"),
     ],

@@ -31,6 +31,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.InstanceNotFound, NO_TARGET),
     (errors.NoTarget, NO_TARGET),
     (errors.NotRetryable, NO_TARGET),
+    (errors.NotPaused, NO_TARGET),
     (errors.DuplicateInstance, CONFLICT),
     (errors.DatabaseUnavailable, NO_DATABASE),
     (errors.SchemaMissing, NO_DATABASE),

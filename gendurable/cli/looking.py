@@ -228,10 +228,12 @@ def _overview(config: "Config") -> dict[str, Any]:
         due = {each.queue: each for each in store.count_due(conn)}
         workers = [attrs.asdict(each) for each in store.list_workers(conn)]
         unserved = [attrs.asdict(each) for each in store.count_unserved(conn)]
+        paused = store.list_paused(conn).all()
         version = installed_version(conn, config.schema)
-    queues: dict[str, dict[str, int]] = {}
+    names = sorted({*paused, *(each.queue for each in counts)})
+    queues: dict[str, dict[str, int]] = {queue: dict.fromkeys(STATUSES, 0) for queue in names}
     for each in counts:
-        queues.setdefault(each.queue, dict.fromkeys(STATUSES, 0))[each.status] = each.count
+        queues[each.queue][each.status] = each.count
     return {
         "queues": [
             {
@@ -239,7 +241,7 @@ def _overview(config: "Config") -> dict[str, Any]:
                 "counts": numbers,
                 "due": due[queue].due if queue in due else 0,
                 "oldest_due_seconds": due[queue].oldest_due_seconds if queue in due else None,
-                "paused": False,
+                "paused": queue in paused,
             }
             for queue, numbers in queues.items()
         ],
@@ -260,8 +262,11 @@ def _show_overview(found: dict[str, Any]) -> None:
             )
             for each in found["queues"]
         ]
-        headings = ["runnable", "executing", "signal", "children", "done", "failed", "cancelled", "due", "oldest"]
+        # With queues of twelve letters it fits a terminal of 80.
+        headings = ["runnable", "exec", "signal", "child", "done", "failed", "cancel", "due", "oldest"]
         table(["queue", *headings], rows, right=headings)
+        if paused := [printable(each["queue"]) for each in found["queues"] if each["paused"]]:
+            echo(f"paused: {', '.join(paused)}")
     else:
         echo("no instances yet")
     echo()

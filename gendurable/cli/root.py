@@ -30,6 +30,8 @@ COMMANDS = {
     "list": "looking:list_instances",
     "status": "looking:status",
     "retry": "instances:retry",
+    "pause": "upkeep:pause",
+    "resume": "upkeep:resume",
     "gc": "upkeep:gc",
     "fsms": "settings:fsms",
     "config": "settings:config",

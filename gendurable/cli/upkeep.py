@@ -1,4 +1,4 @@
-"""Commands that keep a deployment in order: gc and health."""
+"""Commands that keep a deployment in order: pause, resume, gc and health."""
 
 import sys
 from contextlib import nullcontext
@@ -10,12 +10,45 @@ from gendurable.cli.database import reading, writing
 from gendurable.cli.failures import CommandFailed
 from gendurable.cli.invocation import Invocation, pass_invocation
 from gendurable.cli.options import Command, setting, takes
-from gendurable.cli.output import echo, emit
-from gendurable.cli.parameters import Duration
+from gendurable.cli.output import echo, emit, note
+from gendurable.cli.parameters import Duration, Name
 
 DEFAULT_PROBE = "127.0.0.1:9464"
 # A busy worker takes its time over an answer.
 PROBE_SECONDS = 5
+
+
+@click.command(cls=Command)
+@click.argument("queue", type=Name())
+@pass_invocation
+def pause(invocation: Invocation, /, queue: str) -> None:
+    """Let workers claim nothing more from QUEUE.
+
+    What they have begun goes on. Stored in the database: it holds for every worker, also after a restart.
+    """
+    from gendurable.db import store
+    from gendurable.db.operations import pause as pause_queue
+
+    with writing(invocation.config) as conn:
+        pause_queue(conn, queue)
+        workers = store.list_workers(conn).all()
+    if workers and not any(queue in worker.queues for worker in workers):
+        note("no live worker serves this queue: is its name right?")
+    if invocation.json:
+        emit({"queue": queue, "paused": True})
+
+
+@click.command(cls=Command)
+@click.argument("queue", type=Name())
+@pass_invocation
+def resume(invocation: Invocation, /, queue: str) -> None:
+    """Let workers claim from a paused QUEUE again."""
+    from gendurable.db.operations import resume as resume_queue
+
+    with writing(invocation.config) as conn:
+        resume_queue(conn, queue)
+    if invocation.json:
+        emit({"queue": queue, "paused": False})
 
 
 def _batch() -> list[click.Option]:

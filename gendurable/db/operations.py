@@ -25,6 +25,7 @@ from gendurable.errors import (
     InstanceNotFound,
     InvalidInstance,
     NoTarget,
+    NotPaused,
     NotRetryable,
 )
 
@@ -220,6 +221,17 @@ def retry_instance(conn: Connection, id: int, *, ahead: timedelta = ZERO) -> Non
         raise DuplicateInstance(key, store.find_occupant(conn, unique_key=key).one()) from None
     status = store.get_status(conn, id=id).one()
     raise InstanceNotFound(id) if status is None else NotRetryable(id, status)
+
+
+def pause(conn: Connection, queue: str) -> bool:
+    """Pause a queue; false if it was paused already."""
+    return store.pause_queue(conn, queue=check_name("queue", queue)).one() is not None
+
+
+def resume(conn: Connection, queue: str) -> None:
+    """Resume a queue; NotPaused."""
+    if store.resume_queue(conn, queue=check_name("queue", queue)).one() is None:
+        raise NotPaused(queue)
 
 
 def read_instance(conn: Connection, id: int) -> Instance:  # noqa: A002  the column's name

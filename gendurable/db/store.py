@@ -109,6 +109,11 @@ def load_children(conn: Connection, *, ids: Sequence[int]) -> Rows[StoredChild]:
     return _rows(conn, StoredChild, "load_children", ids=integers(ids))
 
 
+def is_paused(conn: Connection, *, queue: str) -> Rows[bool]:
+    """Tell whether a queue is paused: nothing comes back if it is not."""
+    return _scalars(conn, "is_paused", queue=queue)
+
+
 def extend_leases(
     conn: Connection, claims: Sequence[Fenced], *, lease: timedelta, ahead: timedelta = ZERO
 ) -> Rows[int]:
@@ -362,6 +367,16 @@ def retry(conn: Connection, *, id: int, ahead: timedelta = ZERO) -> Rows[int]:  
     return _scalars(conn, "retry", id=id, ahead=ahead)
 
 
+def pause_queue(conn: Connection, *, queue: str) -> Rows[bool]:
+    """Let no more be claimed from a queue; nothing comes back if it was paused already."""
+    return _scalars(conn, "pause_queue", queue=queue)
+
+
+def resume_queue(conn: Connection, *, queue: str) -> Rows[bool]:
+    """Let a queue be claimed from again; nothing comes back if it was not paused."""
+    return _scalars(conn, "resume_queue", queue=queue)
+
+
 # Looking.
 
 
@@ -462,6 +477,11 @@ def count_old(conn: Connection, *, older_than: timedelta, ahead: timedelta = ZER
 def list_workers(conn: Connection) -> Rows[WorkerRow]:
     """Read the worker processes that are alive."""
     return _rows(conn, WorkerRow, "list_workers")
+
+
+def list_paused(conn: Connection) -> Rows[str]:
+    """Name the queues that are paused."""
+    return _scalars(conn, "list_paused")
 
 
 def examine(conn: Connection) -> Rows[Examination]:

@@ -1,6 +1,6 @@
 """Numbers for Prometheus: a listener that counts events, and gauges that read the worker's memory when scraped."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib.metadata import version as package_version
 from platform import python_version
 from time import monotonic
@@ -102,6 +102,7 @@ METRICS = (
     Description(
         "gendurable_oldest_due_age_seconds", "gauge", ("queue",), "How long the oldest due instance waits, sampled."
     ),
+    Description("gendurable_queue_paused", "gauge", ("queue",), "1 while the queue is paused, sampled."),
     Description(
         "gendurable_unserved_instances",
         "gauge",
@@ -126,6 +127,7 @@ class Sample:
     instances: Mapping[tuple[str, str], int] = Factory(dict)
     due: Mapping[str, int] = Factory(dict)
     oldest_due_age: Mapping[str, float] = Factory(dict)
+    paused: Collection[str] = ()
     unserved: Mapping[tuple[str, int], int] = Factory(dict)
 
 
@@ -289,6 +291,8 @@ class _Sampled(Collector):
         yield _family("gendurable_due_instances", {(queue,): n for queue, n in (none | {**shown.due}).items()})
         ages = (none | {**shown.oldest_due_age}).items()
         yield _family("gendurable_oldest_due_age_seconds", {(queue,): age for queue, age in ages})
+        paused = (none | dict.fromkeys(shown.paused, 1)).items()
+        yield _family("gendurable_queue_paused", {(queue,): is_paused for queue, is_paused in paused})
         yield _family("gendurable_unserved_instances", shown.unserved)
 
 

@@ -8,7 +8,8 @@ from time import monotonic
 from attrs import frozen
 
 from gendurable.core.claim import Claim
-from gendurable.db.operations import claim_batch
+from gendurable.db import store
+from gendurable.db.operations import claim_batch, give_back
 from gendurable.events import Claimed
 from gendurable.runtime.inflight import Inflight
 from gendurable.runtime.loop import Loop, Wires, jittered
@@ -69,16 +70,21 @@ class Poller(Loop):
         self._looks = 0
         self._last_claim = monotonic()
         self._look_for_keyed = monotonic()
+        self._look_for_pause = monotonic()
 
     def run_once(self) -> float:
         """Claim what there is room for."""
         settings = self._settings
+        if self.slots.waiting and monotonic() >= self._look_for_pause:
+            self._look_for_pause = monotonic() + settings.poll
+            self._heed_pause()
         held = self._inflight.count(settings.queue)
         most = self.slots.size + self.prefetch.depth
         room = most - held
         if room <= 0:
             self._hungry = True
-            return settings.max_poll  # `slot_freed` will wake us long before
+            # `slot_freed` will wake us long before; but what waits for a slot waits in vain once the queue is paused.
+            return settings.poll if self.slots.waiting else settings.max_poll
         patience = self._last_claim + settings.poll - monotonic()
         if held and room < settings.min_demand and patience > 0:
             # For a fuller batch, but not for ever: what is held may be steps that take hours.
@@ -98,6 +104,19 @@ class Poller(Loop):
             if self._looks % LOOKS_PER_PAUSE == 0:
                 self._pause = min(self._pause * 2, settings.poll if held else settings.max_poll)
         return jittered(self._pause)
+
+    def _heed_pause(self) -> None:
+        """Give back what was claimed ahead and not begun, if the queue has been paused since."""
+        conn = self._session.conn
+        if not store.is_paused(conn, queue=self._settings.queue).one():
+            return
+        unstarted = self.slots.recall()
+        try:
+            give_back(conn, unstarted)
+        except Exception:
+            self.slots.offer(unstarted)  # still ours: the heartbeat keeps them
+            raise
+        self._inflight.remove(unstarted)
 
     def _claim(self, room: int) -> list[Claim]:
         if not self._settings.keyed:

@@ -43,9 +43,14 @@ class Slots:
         """Start nothing more and return the claims that were not started; the next call returns what came later."""
         with self._lock:
             self._closed = True
+        self._pool.shutdown(wait=False)
+        return self.recall()
+
+    def recall(self) -> list[Claim]:
+        """Return the claims that were not started; they are no longer ours to run."""
+        with self._lock:
             unstarted = [claim for _, _, claim in self._waiting]
             self._waiting.clear()
-        self._pool.shutdown(wait=False)
         return unstarted
 
     @property

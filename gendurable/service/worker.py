@@ -179,6 +179,7 @@ class Worker:
             counts = store.count_instances(conn).all()
             due = store.count_due(conn).all()
             unserved = store.count_unserved(conn).all()
+            paused = store.list_paused(conn).all()
         except (psycopg.Error, DatabaseUnavailable) as error:
             self._spare.drop_if_broken(error)
             return None
@@ -186,6 +187,7 @@ class Worker:
             instances={(row.queue, row.status): row.count for row in counts},
             due={row.queue: row.due for row in due},
             oldest_due_age={row.queue: row.oldest_due_seconds for row in due},
+            paused=paused,
             unserved={(row.fsm, row.fsm_version): row.count for row in unserved},
         )
 

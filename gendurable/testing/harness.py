@@ -19,7 +19,9 @@ from gendurable.db.operations import (
     delivered,
     insert_instance,
     insert_instances,
+    pause,
     read_instance,
+    resume,
     send_signal,
 )
 from gendurable.db.rows import Delivery
@@ -66,6 +68,14 @@ class Harness:
     def get(self, id: int) -> Instance:  # noqa: A002  the column's name
         """Return an instance."""
         return read_instance(self._conn, id)
+
+    def pause(self, queue: str) -> bool:
+        """Let `drain` run nothing of a queue; false if it was paused already."""
+        return pause(self._conn, queue)
+
+    def resume(self, queue: str) -> None:
+        """Let a paused queue run again."""
+        resume(self._conn, queue)
 
     def advance(self, by: Duration) -> None:
         """Let the clock run ahead; what became due runs in the next `drain`."""

@@ -2,6 +2,7 @@
 -- Equality on queue lets the indexes hand rows over in order, so that limit ends the scans after one batch.
 -- A keyed row is taken only if no row of its key is executing and it is the head of its key: the first that this worker
 -- could run. So siblings never fill the batch, and a head that somebody holds is not overtaken.
+-- paused: looked up once; a queue that somebody has paused has nothing to give.
 -- near: the first due rows with a key, in order; the first of each key among them is the head of its key.
 -- hop: only if blocked siblings fill that window; goes from key to key instead of from row to row.
 -- A limited row is not taken here, but it is the head of its key all the same: its siblings wait behind it.
@@ -10,13 +11,16 @@
 -- array_position, not any: without statistics on the expression the planner would expect next to no row to pass, and
 -- sort the whole backlog for the few; a test for null it expects to pass.
 -- No key update, not update: a signal on its way in holds the foreign key's lock, and must not hide the row.
-with recursive plain as (
+with recursive paused as (
+  select from paused_queues p where p.queue = %(queue)s
+), plain as (
   select g.id, g.priority, g.eligible_at
   from gen_durable g
   where g.status = 'runnable'
     and g.partition_key is null
     and g.rate_limit is null
     and g.concurrency_limit is null
+    and not exists (select from paused)
     and g.queue = %(queue)s
     and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
     and array_position(%(machines)s::text[], g.fsm || '@' || g.fsm_version) is not null
@@ -29,6 +33,7 @@ with recursive plain as (
   from gen_durable g
   where g.status = 'runnable'
     and g.partition_key is not null
+    and not exists (select from paused)
     and g.queue = %(queue)s
     and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
     and array_position(%(machines)s::text[], g.fsm || '@' || g.fsm_version) is not null

@@ -7,6 +7,7 @@ with due as (
     and g.partition_key is null
     and g.rate_limit is null
     and g.concurrency_limit is null
+    and not exists (select from paused_queues p where p.queue = %(queue)s)
     and g.queue = %(queue)s
     and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
     and array_position(%(machines)s::text[], g.fsm || '@' || g.fsm_version) is not null

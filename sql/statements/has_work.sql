@@ -1,12 +1,18 @@
 -- has_work: is anything of these queues due or running that these machines could run?
+-- What is due in a paused queue is nobody's to run; what runs there already is.
 -- Plain, limited and keyed rows one after the other: each kind has an index of its own.
+with unpaused as (
+  select array(select asked.queue
+               from unnest(%(queues)s::text[]) as asked (queue)
+               where not exists (select from paused_queues p where p.queue = asked.queue)) as queues
+)
 select (select true
         from gen_durable g
         where g.status = 'runnable'
           and g.partition_key is null
           and g.rate_limit is null
           and g.concurrency_limit is null
-          and g.queue = any (%(queues)s::text[])
+          and g.queue = any ((select queues from unpaused)::text[])
           and g.eligible_at <= statement_timestamp()
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
         limit 1) is not null
@@ -15,7 +21,7 @@ select (select true
         where g.status = 'runnable'
           and g.partition_key is null
           and (g.rate_limit is not null or g.concurrency_limit is not null)
-          and g.queue = any (%(queues)s::text[])
+          and g.queue = any ((select queues from unpaused)::text[])
           and g.eligible_at <= statement_timestamp()
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
         limit 1) is not null
@@ -23,7 +29,7 @@ select (select true
         from gen_durable g
         where g.status = 'runnable'
           and g.partition_key is not null
-          and g.queue = any (%(queues)s::text[])
+          and g.queue = any ((select queues from unpaused)::text[])
           and g.eligible_at <= statement_timestamp()
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
         limit 1) is not null
@@ -37,6 +43,6 @@ select (select true
         from gen_durable g
         where g.status in ('awaiting_signal', 'awaiting_children')
           and g.await_deadline <= statement_timestamp()
-          and g.queue = any (%(queues)s::text[])
+          and g.queue = any ((select queues from unpaused)::text[])
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
         limit 1) is not null as has_work

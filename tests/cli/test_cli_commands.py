@@ -402,6 +402,59 @@ def test_status_for_people_shows_the_same(out: Out):
     assert re.search(r"^NO WORKER FOR +VERSION +DUE\nn +2 +1$", text, re.MULTILINE)
 
 
+def test_status_for_people_fits_a_terminal_of_80(out: Out, conn: Connection):
+    out("insert", "n", "--queue", "q" * 12)
+    conn.execute(
+        "insert into gen_durable (fsm, step, queue, status, eligible_at)"
+        " select 'f', 's', 'q', 'done', now() from generate_series(1, 10000)"
+    )
+    conn.execute("update gen_durable set eligible_at = now() - interval '23 hours 59 minutes' where fsm = 'n'")
+    text = out("status")
+    assert re.search(r"^q{12} +1 +0 +0 +0 +0 +0 +0 +1 +23h59m$", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+# Pause and resume.
+
+
+def test_pause_and_resume_say_in_json_how_the_queue_stands(out: Out, out_json: CliJson):
+    assert out_json("pause", "mail") == {"queue": "mail", "paused": True}
+    assert out_json("pause", "mail") == {"queue": "mail", "paused": True}, "once more does no harm"
+    assert out_json("resume", "mail") == {"queue": "mail", "paused": False}
+    assert out("pause", "mail") == out("resume", "mail") == ""
+
+
+def test_status_shows_paused_queues_also_those_without_rows(out: Out, out_json: CliJson):
+    out("insert", "m")
+    out("insert", "m", "--queue", "busy")
+    for queue in ("empty", "busy"):
+        out("pause", queue)
+    queues = {each["queue"]: each for each in out_json("status")["queues"]}
+    assert {name: each["paused"] for name, each in queues.items()} == {"busy": True, "default": False, "empty": True}
+    assert set(queues["empty"]["counts"].values()) == {0}
+    assert (queues["empty"]["due"], queues["empty"]["oldest_due_seconds"]) == (0, None)
+    assert "\npaused: busy, empty\n" in out("status")
+    out("resume", "empty")
+    assert "empty" not in out("status")
+
+
+def test_to_resume_a_queue_that_is_not_paused_leaves_with_3(cli: Cli):
+    result = cli("resume", "mail")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "queue 'mail' is not paused" in result.stderr
+
+
+def test_pause_wonders_about_a_queue_that_no_live_worker_serves(cli: Cli, conn: Connection):
+    conn.execute(
+        "insert into workers (id, name, host, pid, queues, machines, expires_at)"
+        " values ('w', 'w', 'h', 7, '{\"mail\": 1}', '{}', now() + interval '1 minute')"
+    )
+    assert cli("pause", "mail").stderr == ""
+    result = cli("pause", "mial")
+    assert result.exit_code == 0
+    assert "is its name right?" in result.stderr
+
+
 # Retry.
 
 

@@ -262,6 +262,24 @@ def test_a_claim_for_machines_that_are_not_due_passes_others_by_in_order(explain
     assert plan.most_sorted == 0
 
 
+@pytest.mark.parametrize("claim", [store.claim, store.claim_plain])
+@pytest.mark.parametrize("queue", ["plain", "keys", "empty"])
+def test_a_claim_asks_once_whether_its_queue_is_paused(explain: Explain, claim: Callable[..., object], queue: str):
+    plan = explain(claim, queue=queue, limit=BATCH, **CLAIM)
+    probes = [node for node in plan.nodes() if node.get("Relation Name") == "paused_queues"]
+    assert [(node["Actual Loops"], node["Actual Rows"]) for node in probes] == [(1, 0)]
+
+
+@pytest.mark.parametrize("claim", [store.claim, store.claim_plain])
+def test_a_claim_of_a_paused_queue_reads_nothing_of_its_backlog(large: str, claim: Callable[..., object]):
+    with explaining(large, "steady") as explain:
+        explain.conn.execute("insert into paused_queues values ('hot')")
+        plan = explain(claim, queue="hot", limit=BATCH, **CLAIM)
+        explain.conn.execute("delete from paused_queues")
+    assert plan.top["Actual Rows"] == 0
+    assert plan.pages <= PAGES_FOR_NOTHING
+
+
 # Outcomes.
 
 

@@ -47,6 +47,10 @@ class Held:
 CALLS: dict[str, Callable[[Any], Any]] = {
     "claim": lambda c: store.claim(c, queue="q", machines=["f@1"], worker="w", limit=1, lease=MINUTE),
     "claim_plain": lambda c: store.claim_plain(c, queue="q", machines=["f@1"], worker="w", limit=1, lease=MINUTE),
+    "is_paused": lambda c: store.is_paused(c, queue="q"),
+    "pause_queue": lambda c: store.pause_queue(c, queue="q"),
+    "resume_queue": lambda c: store.resume_queue(c, queue="q"),
+    "list_paused": store.list_paused,
     "load_signals": lambda c: store.load_signals(c, ids=[1]),
     "load_children": lambda c: store.load_children(c, ids=[1]),
     "extend_leases": lambda c: store.extend_leases(c, [Held()], lease=MINUTE),

@@ -177,3 +177,5 @@ def test_the_autoscalers_query_counts_due_instances_and_no_others(fresh_database
         client.insert(Waiting.new({}, queue="other"))
     with psycopg.connect(fresh_database) as conn:
         assert conn.execute(trigger["metadata"]["query"]).fetchall() == [(3,)]
+        conn.execute("insert into gendurable.paused_queues values ('default')")
+        assert conn.execute(trigger["metadata"]["query"]).fetchall() == [(0,)], "more workers would not help it"

@@ -301,3 +301,52 @@ def test_a_worker_without_a_database_or_a_schema_exits_with_5_and_one_line(fresh
             lines = hopeless.log.splitlines()
         assert len(lines) == 1
         assert remedy in lines[0]
+
+
+# Paused queues.
+
+
+def test_a_paused_queue_is_left_alone_by_workers_that_run_and_that_start(
+    dsn: str, client: Client, conn: Connection, stage: Stage, scene
+):
+    flags = ["--queues", "default=2,other=2", "--log-level", "debug"]
+    with worker(dsn, *flags) as first:
+        first.started()
+        assert client.pause("default")
+        first.let_poll()  # a claim that was under way may still have been before the pause
+        waiting = client.insert_many(Gated.new(scene()) for _ in range(3))
+        client.wait(client.insert(Gated.new(scene(), queue="other")), timeout=20)
+        first.let_poll()
+    with worker(dsn, *flags) as second:
+        second.started().let_poll(6)
+        assert [(row(conn, id)["status"], row(conn, id)["fence"]) for id in waiting] == [("runnable", 0)] * 3
+        client.resume("default")
+        for id in waiting:
+            client.wait(id, timeout=20)
+
+
+def test_what_was_claimed_ahead_of_a_pause_is_given_back(
+    dsn: str, client: Client, conn: Connection, stage: Stage, scene
+):
+    ids = [client.insert(Gated.new(scene("on"))) for _ in range(4)]
+    with worker(dsn, "--queues", "default=1", "--prefetch", "10", settings=LONG):
+        stage.wait_for("entered")
+        until(lambda: count(conn, "executing") == 4, "all claimed")
+        client.pause("default")
+        until(lambda: count(conn, "runnable") == 3, "given back what was not begun")
+        assert [row(conn, id)["attempt"] for id in ids] == [0, 0, 0, 0]
+        stage.open("on")
+        assert client.wait(ids[0], timeout=20).status == "done", "what had begun goes on"
+        assert len(stage.notes("entered")) == 1
+        client.resume("default")
+        for id in ids:
+            client.wait(id, timeout=20)
+    assert len(stage.notes("entered")) == 4
+
+
+def test_a_worker_until_idle_does_not_wait_for_a_paused_queue(dsn: str, client: Client, conn: Connection):
+    client.pause("default")
+    client.insert(Noop.new())
+    with worker(dsn, "--until-idle") as only:
+        assert only.wait() == 0
+    assert count(conn, "runnable") == 1

@@ -37,6 +37,7 @@ gendurable_pool_connections gauge pool state
 gendurable_instances gauge queue status
 gendurable_due_instances gauge queue
 gendurable_oldest_due_age_seconds gauge queue
+gendurable_queue_paused gauge queue
 gendurable_unserved_instances gauge fsm version
 gendurable_build_info gauge version python postgres schema_version
 """
@@ -86,6 +87,7 @@ def busy(metrics) -> Metrics:
             instances={("default", "runnable"): 8},
             due={"default": 5},
             oldest_due_age={"default": 2.5},
+            paused=["mail"],
             unserved={("checkout", 2): 3},
         )
     )
