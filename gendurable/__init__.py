@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from gendurable.core.context import Child, Context, Signal
     from gendurable.core.fsm import FSM, Job, step
     from gendurable.core.instance import Instance, NewInstance
-    from gendurable.core.outcomes import Await, Done, Next, Outcome, Retry, Spawn, Stop
+    from gendurable.core.outcomes import Again, Await, Done, Next, Outcome, Retry, Spawn, Stop
     from gendurable.core.policy import RetryPolicy
     from gendurable.core.registry import Registry
     from gendurable.core.status import Status
-    from gendurable.errors import Fatal
+    from gendurable.errors import Fatal, Snooze
 else:
     # A name is imported when first asked for: `gendurable --help` must not wait for the driver and the codec.
     _HOMES = {
@@ -19,11 +19,11 @@ else:
         "core.context": ("Child", "Context", "Signal"),
         "core.fsm": ("FSM", "Job", "step"),
         "core.instance": ("Instance", "NewInstance"),
-        "core.outcomes": ("Await", "Done", "Next", "Outcome", "Retry", "Spawn", "Stop"),
+        "core.outcomes": ("Again", "Await", "Done", "Next", "Outcome", "Retry", "Spawn", "Stop"),
         "core.policy": ("RetryPolicy",),
         "core.registry": ("Registry",),
         "core.status": ("Status",),
-        "errors": ("Fatal",),
+        "errors": ("Fatal", "Snooze"),
     }
     _MODULES = ("errors", "migrate", "testing")
 
@@ -45,6 +45,7 @@ else:
 
 __all__ = [
     "FSM",
+    "Again",
     "Await",
     "Child",
     "Client",
@@ -60,6 +61,7 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Signal",
+    "Snooze",
     "Spawn",
     "Status",
     "Stop",

@@ -1,5 +1,6 @@
 """Every exception gendurable raises, named for the situation; each message says what to do next."""
 
+from datetime import timedelta
 from typing import Any
 
 
@@ -39,6 +40,15 @@ class InvalidState(InvalidInstance):
 
 class Fatal(GenDurableError):
     """Raised by a step: running it again could not help. No policy retries it."""
+
+
+class Snooze(GenDurableError):
+    """Raised by a step: not yet. It runs again after `delay`, no attempt is spent, and `handle` is not asked."""
+
+    def __init__(self, delay: timedelta | float) -> None:
+        """Say how long to wait: a timedelta, or seconds."""
+        super().__init__(delay)
+        self.delay = delay
 
 
 class Unstorable(GenDurableError, ValueError):

@@ -251,7 +251,7 @@ class Model:
         row.let_go(Status.RUNNABLE)
         row.state = json.loads(change.state)
         row.eligible_at = self.in_hours(change.delay / HOUR)
-        row.attempt += 1
+        row.attempt += change.attempts
         row.crashes = 0
         row.last_error = change.error or row.last_error
 

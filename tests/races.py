@@ -95,8 +95,8 @@ def goes_on(claimed: Claim, step: str = "two", delay: timedelta = ZERO) -> Advan
     return Advance(claimed.id, claimed.fence, step, '{"by": "next"}', delay, shown(claimed))
 
 
-def repeats(claimed: Claim, delay: timedelta = ZERO) -> Repeat:
-    return Repeat(claimed.id, claimed.fence, '{"by": "retry"}', delay)
+def repeats(claimed: Claim, delay: timedelta = ZERO, attempts: int = 1) -> Repeat:
+    return Repeat(claimed.id, claimed.fence, '{"by": "retry"}', delay, attempts)
 
 
 def parks(claimed: Claim, names: str = '["go"]', timeout: timedelta | None = None) -> Park:

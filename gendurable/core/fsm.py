@@ -28,7 +28,7 @@ from gendurable.core.duration import Duration
 from gendurable.core.instance import NewInstance, new_instance
 from gendurable.core.limiters import LimitName
 from gendurable.core.limits import check_name, show
-from gendurable.core.outcomes import Done, Outcome, Retry, Stop
+from gendurable.core.outcomes import Again, Done, Outcome, Retry, Stop
 from gendurable.core.policy import HOPELESS, RetryPolicy
 from gendurable.core.target import StepRef, Target
 from gendurable.errors import BadOutcome, DefinitionError, InvalidInstance
@@ -344,7 +344,7 @@ class Job(FSM[S]):
 
     if TYPE_CHECKING:  # a job that has no `perform` is an abstract base
 
-        def perform(self, ctx: Context[S]) -> "Mapping[str, Any] | Stop | Retry[S] | None":
+        def perform(self, ctx: Context[S]) -> "Mapping[str, Any] | Stop | Retry[S] | Again[S] | None":
             """Do the work. None or a mapping: done; an exception: tried again; `Stop`: failed at once."""
             raise NotImplementedError
 
@@ -368,9 +368,9 @@ def _perform(job: Job[Any], ctx: Context[Any]) -> Outcome[Any]:
         return Done({})
     if isinstance(value, Mapping):
         return Done(value)
-    if isinstance(value, Stop | Retry):
+    if isinstance(value, Stop | Retry | Again):
         return value
-    return Stop(f"perform returned {show(value)}; a job returns None, a mapping, Stop or Retry")
+    return Stop(f"perform returned {show(value)}; a job returns None, a mapping, Stop, Retry or Again")
 
 
 def definition(machine: type[FSM[Any]]) -> Definition:

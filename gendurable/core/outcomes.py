@@ -33,6 +33,14 @@ class Retry(Generic[S]):
 
 
 @frozen
+class Again(Generic[S]):
+    """Run the same step again after `delay`, without counting it as another attempt: for polling."""
+
+    state: S | None = None
+    delay: Duration = field(default=0, kw_only=True)
+
+
+@frozen
 class Await(Generic[S]):
     """Wait for a signal of one of these names, then go on at `then`; after `timeout` go on without one."""
 
@@ -70,4 +78,4 @@ class Stop:
     reason: str | BaseException
 
 
-Outcome: TypeAlias = Next[S] | Retry[S] | Await[S] | Spawn[S] | Done | Stop
+Outcome: TypeAlias = Next[S] | Retry[S] | Again[S] | Await[S] | Spawn[S] | Done | Stop

@@ -15,7 +15,7 @@ from gendurable.core.fsm import FSM, Definition, definition
 from gendurable.core.instance import NewInstance
 from gendurable.core.limits import check_name, error_text, show
 from gendurable.core.status import Status
-from gendurable.errors import BadOutcome, GenDurableError, InvalidInstance, InvalidState, describe
+from gendurable.errors import BadOutcome, GenDurableError, InvalidInstance, InvalidState, Snooze, describe
 
 # Children come into being in one statement, which no server takes beyond a gigabyte: it would hang up on it each time.
 SPAWN_CHARACTERS = 128 * 1024 * 1024
@@ -51,15 +51,19 @@ class CarryOn:
 
 @frozen
 class Repeat:
-    """Retry: runnable at the same step."""
+    """Retry and Again: runnable at the same step; `attempts` is how many the execution counts for."""
 
     id: int
     fence: int
     state: str
     delay: timedelta
+    attempts: int
     error: str | None = None
 
-    kind = "retry"
+    @property
+    def kind(self) -> str:
+        """The outcome's name."""
+        return "retry" if self.attempts else "again"
 
 
 @frozen
@@ -130,8 +134,9 @@ def transition(claim: Claim, outcome: object, state: object, machine: FSM[Any]) 
     match outcome:
         case outcomes.Next(to=to, state=given, delay=delay):
             return Advance(claim.id, claim.fence, target(to), _state(mine, given, state), _delay(delay), shown)
-        case outcomes.Retry(state=given, delay=delay):
-            return Repeat(claim.id, claim.fence, _state(mine, given, state), _delay(delay))
+        case outcomes.Retry(state=given, delay=delay) | outcomes.Again(state=given, delay=delay):
+            attempts = 1 if isinstance(outcome, outcomes.Retry) else 0
+            return Repeat(claim.id, claim.fence, _state(mine, given, state), _delay(delay), attempts)
         case outcomes.Await(names=names, then=then, state=given, timeout=timeout):
             encoded = json.dumps(_names(names))
             return Park(
@@ -153,7 +158,7 @@ def transition(claim: Claim, outcome: object, state: object, machine: FSM[Any]) 
         case outcomes.Stop(reason):
             return stop(claim, reason)
     raise BadOutcome(
-        f"step {claim.step!r} returned {show(outcome)}; it must return Next, Retry, Await, Spawn, Done or Stop"
+        f"step {claim.step!r} returned {show(outcome)}; it must return Next, Retry, Again, Await, Spawn, Done or Stop"
     )
 
 
@@ -197,6 +202,11 @@ def carried_on(claim: Claim, change: CarryOn) -> Claim:
 def stop(claim: Claim, reason: object) -> Finish:
     """End an instance `failed`; always possible, whatever the reason's text holds."""
     return Finish(claim.id, claim.fence, Status.FAILED, None, error_text(describe(reason)))
+
+
+def snoozed(claim: Claim, snooze: Snooze) -> Repeat:
+    """Put a step off that raised Snooze; what it did to its state is forgotten. BadOutcome if its delay is none."""
+    return Repeat(claim.id, claim.fence, claim.state, _delay(snooze.delay), 0)
 
 
 def with_error(claim: Claim, change: Transition, error: BaseException) -> Transition:

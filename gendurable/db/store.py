@@ -162,13 +162,14 @@ def carry_on(conn: Connection, changes: Sequence[CarryOn]) -> Rows[int]:
 
 
 def repeat(conn: Connection, changes: Sequence[Repeat], *, ahead: timedelta = ZERO) -> Rows[int]:
-    """Write Retry outcomes."""
+    """Write Retry and Again outcomes."""
     return _scalars(
         conn,
         "repeat",
         **_fences(changes),
         states=texts([change.state for change in changes]),
         delays=intervals([change.delay for change in changes]),
+        attempts=integers([change.attempts for change in changes]),
         errors=texts([change.error for change in changes]),
         ahead=ahead,
     )

@@ -12,8 +12,8 @@ from gendurable.core.context import Child, Context, Signal
 from gendurable.core.fsm import FSM, Step, definition
 from gendurable.core.policy import read_policy
 from gendurable.core.status import Status
-from gendurable.core.transition import Transition, stop, transition, with_error
-from gendurable.errors import UndecodableRow
+from gendurable.core.transition import Transition, snoozed, stop, transition, with_error
+from gendurable.errors import BadOutcome, Snooze, UndecodableRow
 
 # Told of each error on the way to a transition, and whose it is: "exception" and "bad_outcome" of the step, "handler",
 # or "undecodable" if the row could not even be read.
@@ -41,6 +41,8 @@ def execute(claim: Claim, machine: FSM[Any], report: Report = _ignore) -> Transi
         outcome = step.function(machine, ctx)
         kind = "bad_outcome"
         return transition(claim, outcome, ctx.state, machine)
+    except Snooze as snooze:
+        return _put_off(claim, machine, snooze, report)
     except Exception as error:  # noqa: BLE001  the step's error, whatever it is, is for its handler
         report(kind, error)
         return _handled(claim, machine, error, report)
@@ -51,6 +53,14 @@ def _find_step(claim: Claim, machine: FSM[Any]) -> Step[Any, Any]:
     if step is None:
         raise UndecodableRow(f"{claim.fsm} version {claim.fsm_version} has no step {claim.step!r}; was it renamed?")
     return step
+
+
+def _put_off(claim: Claim, machine: FSM[Any], snooze: Snooze, report: Report) -> Transition:
+    try:
+        return snoozed(claim, snooze)
+    except BadOutcome as error:
+        report("bad_outcome", error)
+        return _handled(claim, machine, error, report)
 
 
 def _handled(claim: Claim, machine: FSM[Any], error: Exception, report: Report) -> Transition:

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 from psycopg.rows import dict_row
 
-from gendurable import FSM, Await, Context, Done, Next, Outcome, Retry, Spawn, Stop, step
+from gendurable import FSM, Again, Await, Context, Done, Next, Outcome, Retry, Spawn, Stop, step
 from gendurable.core.claim import Claim
 from gendurable.core.instance import NewInstance
 from gendurable.core.status import LIVE, TERMINAL, Status
@@ -134,7 +134,7 @@ DESCRIPTIONS = st.builds(
 )
 STATES = st.one_of(st.none(), st.builds(lambda n: {"n": n}, st.integers(0, 9)))
 NEXT = st.builds(Next, st.sampled_from(STEPS), STATES, delay=NOW_OR_LATER)
-RETRY = st.builds(Retry, STATES, delay=NOW_OR_LATER)
+RETRY = st.sampled_from((Retry, Retry, Again)).flatmap(lambda kind: st.builds(kind, STATES, delay=NOW_OR_LATER))
 AWAIT = st.builds(
     Await,
     st.lists(st.sampled_from(NAMES), min_size=1, unique=True),
@@ -643,7 +643,7 @@ PLANTED = {
     "a stale end is joined": ("finish", "g.fence = t.fence", "true"),
     "a signal that came before the park wakes nobody": ("recheck_parked", "limit 1)", "limit 0)"),
     "a busy partition key is not noticed": ("claim", "busy.status = 'executing'", "busy.status = 'failed'"),
-    "a retry starts counting anew": ("repeat", "attempt = g.attempt + 1", "attempt = 1"),
+    "a retry starts counting anew": ("repeat", "attempt = g.attempt + t.attempts", "attempt = t.attempts"),
     "gc takes the children of a living parent": ("gc", "in ('done', 'failed', 'cancelled'))", "is not null)"),
     "a stale Next is written": ("advance", "g.fence = t.fence", "true"),
     "two children that end together count once": ("finish", "- arrived.children", "- 1"),

@@ -293,7 +293,7 @@ NEW = new_instance(fsm="f", fsm_version=1, step="s", state="{}", queue="children
 OUTCOMES: dict[str, Callable[[int], object]] = {
     "advance": lambda row: Advance(row, 1, "s", "{}", ZERO, (1, 2)),
     "carry_on": lambda row: CarryOn(row, 1, "s", "{}"),
-    "repeat": lambda row: Repeat(row, 1, "{}", ZERO),
+    "repeat": lambda row: Repeat(row, 1, "{}", ZERO, 1),
     "park": lambda row: Park(row, 1, "s", "{}", '["n"]', MINUTE, ()),
     "recheck_parked": lambda row: Park(row, 1, "s", "{}", '["n"]', MINUTE, ()),
     "spawn": lambda row: SpawnChildren(row, 1, "s", "{}", (NEW, NEW), (1, 2)),

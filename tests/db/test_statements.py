@@ -58,7 +58,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "lock_claims": lambda c: store.lock_claims(c, [Held()]),
     "advance": lambda c: store.advance(c, [Advance(1, 1, "s", "{}", ZERO, (1,))]),
     "carry_on": lambda c: store.carry_on(c, [CarryOn(1, 1, "s", "{}")]),
-    "repeat": lambda c: store.repeat(c, [Repeat(1, 1, "{}", ZERO)]),
+    "repeat": lambda c: store.repeat(c, [Repeat(1, 1, "{}", ZERO, 1)]),
     "park": lambda c: store.park(c, [Park(1, 1, "s", "{}", '["n"]', None, (1,))]),
     "recheck_parked": lambda c: store.recheck_parked(c, [Park(1, 1, "s", "{}", '["n"]', None, (1,))]),
     "spawn": lambda c: store.spawn(c, [SpawnChildren(1, 1, "s", "{}", (NEW,), (1,))]),

@@ -9,7 +9,7 @@ import pytest
 from scripted import Scripted, State, raises
 from support import inbox, row
 
-from gendurable import FSM, Await, Context, Done, Job, Next, Outcome, Retry, Spawn, Status, Stop, step
+from gendurable import FSM, Again, Await, Context, Done, Job, Next, Outcome, Retry, Spawn, Status, Stop, step
 from gendurable.core.limits import DEFAULT_LIMITS
 from gendurable.db.connection import Connection
 from gendurable.errors import BadOutcome, Unstorable
@@ -76,6 +76,7 @@ BAD_RESULTS: list[Any] = [None, [], [1], "text", b"bytes", 5, True, object(), {1
 MALFORMED: dict[str, Any] = {
     **{f"Next delay {value!r:.20}": Next("work", delay=value) for value in BAD_DELAYS},
     **{f"Retry delay {value!r:.20}": Retry(delay=value) for value in BAD_DELAYS},
+    **{f"Again delay {value!r:.20}": Again(delay=value) for value in BAD_DELAYS},
     **{f"Next to {value!r}": Next(value) for value in BAD_TARGETS},
     **{f"Await then {value!r}": Await("a", value) for value in BAD_TARGETS},
     **{f"Spawn then {value!r}": Spawn([], value) for value in BAD_TARGETS},
@@ -88,6 +89,7 @@ MALFORMED: dict[str, Any] = {
        for kind, make in {
            "Next": lambda value: Next("work", value),
            "Retry": Retry,
+           "Again": Again,
            "Await": lambda value: Await("a", "work", value),
            "Spawn": lambda value: Spawn([], "work", value),
        }.items()},
@@ -130,6 +132,7 @@ BAD_VALUES: dict[str, Callable[[], Any]] = {
 CARRIERS: dict[str, Callable[[Any], Any]] = {
     "Next": lambda state: Next("work", state),
     "Retry": Retry,
+    "Again": Again,
     "Await": lambda state: Await("a", "work", state),
     "Spawn": lambda state: Spawn([], "work", state),
     "Done": Done,
@@ -288,6 +291,7 @@ def test_a_step_that_recurses_without_end_is_only_an_error(harness: MakeHarness,
     [
         (Next("work", {"n": 2}, delay=60), "next", {"status": "runnable", "step": "work", "state": {"n": 2}}),
         (Retry(delay=60), "retry", {"status": "runnable", "step": "start", "attempt": 1, "state": {"n": 1}}),
+        (Again(delay=60), "again", {"status": "runnable", "step": "start", "attempt": 0, "state": {"n": 1}}),
         (Await("a", "work"), "await", {"status": "awaiting_signal", "step": "work", "awaits": ["a"], "attempt": 0}),
         (Spawn([Needy.new({"n": 1}, schedule_in=60)], "work"), "spawn", {"status": "awaiting_children"}),
     ],

@@ -13,7 +13,7 @@ import pytest
 from scripted import Scripted, State, raises
 from support import inbox, row
 
-from gendurable import FSM, Await, Context, Done, Job, Next, Outcome, Retry, Spawn, Status, Stop, step
+from gendurable import FSM, Again, Await, Context, Done, Job, Next, Outcome, Retry, Snooze, Spawn, Status, Stop, step
 from gendurable.db.connection import Connection
 from gendurable.testing import Harness
 
@@ -204,6 +204,101 @@ def test_a_retry_without_an_error_of_its_own_keeps_the_one_that_stands(harness: 
     durable.drain()
     assert [ctx.last_error for ctx in machine.seen] == [None, "ValueError: first", "ValueError: first"]
     assert_row(conn, id, status="done", last_error=None)
+
+
+# Again and Snooze.
+
+
+@pytest.mark.parametrize("play", [Again({"n": 2}, delay=60), raises(Snooze(60))], ids=["Again", "Snooze"])
+def test_again_runs_the_same_step_without_spending_an_attempt(harness: MakeHarness, conn: Connection, play: Any):
+    machine = Scripted(start=[raises(OSError("disk")), play, play, Done()], handle=lambda *_: Retry())
+    durable = harness(machine)
+    id = durable.insert(Scripted.new({"n": 1}))
+    assert durable.drain() == {"retry": 1, "again": 1}
+    n = 2 if isinstance(play, Again) else 1
+    assert_row(
+        conn, id, **FREE, **UNPARKED, status="runnable", step="start", state={"n": n}, attempt=1,
+        last_error="OSError: disk",
+    )  # fmt: skip
+    assert due_in(conn, id) == timedelta(minutes=1)
+    durable.advance(60)
+    assert durable.drain() == {"again": 1}
+    durable.advance(60)
+    assert durable.drain() == {"done": 1}
+    assert [(ctx.attempt, ctx.state["n"]) for ctx in machine.seen] == [(0, 1), (1, 1), (1, n), (1, n)]
+    assert len(machine.handled) == 1, "Snooze is no error"
+
+
+@pytest.mark.parametrize("play", [Again(), raises(Snooze(0))], ids=["Again", "Snooze"])
+def test_again_keeps_what_was_awaited_and_the_children_and_shows_them_again(
+    harness: MakeHarness, conn: Connection, play: Any
+):
+    machine = Scripted(start=Spawn([Leaf.new()], "work"), work=[play, Await("paid", "finish")], finish=[play, Done()])
+    durable = harness(machine, Leaf)
+    id = durable.insert(Scripted.new())
+    durable.drain()
+    assert [len(ctx.joined) for ctx in machine.seen] == [0, 1, 1]
+    durable.signal(id, "paid", {"amount": 7})
+    assert one_step(durable) == {"again": 1}
+    assert_row(conn, id, status="runnable", step="finish", attempt=0, awaits=["paid"], await_deadline=None)
+    assert inbox(conn, id) == ["paid"]
+    durable.drain()
+    assert [[s.payload for s in ctx.awaited] for ctx in machine.seen[3:]] == [[{"amount": 7}]] * 2
+
+
+def test_again_forgets_crashes(harness: MakeHarness, conn: Connection):
+    durable = harness(Scripted(start=[raises(SystemExit()), Again(delay=60)]))
+    id = durable.insert(Scripted.new())
+    durable.drain()
+    durable.advance(61)
+    assert durable.drain() == {"again": 1}
+    assert_row(conn, id, attempt=1, crashes=0)
+
+
+def test_a_snooze_forgets_what_the_step_did_to_its_state(harness: MakeHarness, conn: Connection):
+    def spoil(ctx: Context[State]) -> Any:
+        ctx.state["spoilt"] = True
+        raise Snooze(timedelta(hours=1))
+
+    durable = harness(Scripted(start=spoil))
+    id = durable.insert(Scripted.new({"n": 1}))
+    assert durable.drain() == {"again": 1}
+    assert_row(conn, id, state={"n": 1}, last_error=None)
+    assert due_in(conn, id) == timedelta(hours=1)
+
+
+@pytest.mark.parametrize("delay", [-1, "5", None, True, float("nan"), 1e18])
+def test_a_snooze_of_no_length_is_an_error_of_the_step(harness: MakeHarness, delay: Any):
+    machine = Scripted(start=raises(Snooze(delay)))
+    durable = harness(machine)
+    id = durable.insert(Scripted.new())
+    assert durable.drain() == {"stop": 1}
+    assert str(durable.get(id).last_error).startswith("BadOutcome: delay")
+    assert len(machine.handled) == 1
+
+
+def test_a_handler_that_raises_snooze_has_failed(harness: MakeHarness):
+    durable = harness(Scripted(start=raises(OSError("disk")), handle=raises(Snooze(5))))
+    id = durable.insert(Scripted.new())
+    assert durable.drain() == {"stop": 1}
+    assert durable.get(id).last_error == "Snooze: 5"
+
+
+def test_a_job_polls(harness: MakeHarness):
+    class Poll(Job[dict[str, Any]], name="poll", max_attempts=1):
+        def perform(self, ctx: Context[dict[str, Any]]) -> "Again[dict[str, Any]] | dict[str, Any]":
+            looks = ctx.state["looks"] + 1
+            if looks == 2:
+                ctx.state["looks"] = looks
+                return Again(delay=5)
+            return {"looks": looks} if looks == 4 else Again({"looks": looks})
+
+    durable = harness(Poll)
+    id = durable.insert(Poll.new({"looks": 0}))
+    assert durable.drain() == {"again": 2}
+    durable.advance(5)
+    assert durable.drain() == {"again": 1, "done": 1}
+    assert durable.get(id).result == {"looks": 4}
 
 
 # Await.

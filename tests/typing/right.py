@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 
 from gendurable import (
     FSM,
+    Again,
     Await,
     Client,
     Context,
@@ -21,6 +22,7 @@ from gendurable import (
     Retry,
     RetryPolicy,
     Signal,
+    Snooze,
     Spawn,
     Stop,
     step,
@@ -52,8 +54,12 @@ class SendMail(Job[Mail], name="send_mail", max_attempts=5):
 
 
 class Report(Job[dict[str, Any]], retry=RetryPolicy(max_attempts=3, base=timedelta(seconds=5), retry_on=OSError)):
-    def perform(self, ctx: Context[dict[str, Any]]) -> dict[str, int] | Stop | Retry[dict[str, Any]]:
-        return {"pages": len(ctx.state)} if ctx.state else Retry(delay=5)
+    def perform(
+        self, ctx: Context[dict[str, Any]]
+    ) -> dict[str, int] | Stop | Retry[dict[str, Any]] | Again[dict[str, Any]]:
+        if not ctx.state:
+            return Retry(delay=5) if ctx.attempt else Again(delay=timedelta(seconds=5))
+        return {"pages": len(ctx.state)}
 
 
 @frozen
@@ -95,7 +101,9 @@ class Checkout(FSM[Order], name="checkout", version=1, queue="checkout", max_cra
 
     @step()
     def aside(self, ctx: Context[Order]) -> Outcome[Order]:
-        return Next(self.detour)
+        if ctx.last_error:
+            raise Snooze(timedelta(minutes=5))
+        return Again(ctx.state, delay=0.5) if ctx.attempt else Next(self.detour)
 
     def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[Order]:
         return Retry(delay=1.0 * ctx.attempt) if ctx.attempt < 5 else Stop(error)

@@ -2,7 +2,22 @@
 
 from attrs import frozen
 
-from gendurable import FSM, Await, Client, Context, Job, Next, Outcome, Retry, RetryPolicy, Spawn, Stop, step
+from gendurable import (
+    FSM,
+    Again,
+    Await,
+    Client,
+    Context,
+    Job,
+    Next,
+    Outcome,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    Spawn,
+    Stop,
+    step,
+)
 from gendurable.testing import context
 
 
@@ -65,6 +80,14 @@ class Checkout(FSM[Order], version="2"):  # error
     @step
     def reads(self, ctx: Context[Order]) -> Outcome[Order]:
         return Stop(ctx.state.to)  # error
+
+    @step
+    def again(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Again(Mail("a"))  # error
+
+    @step
+    def snooze(self, ctx: Context[Order]) -> Outcome[Order]:
+        raise Snooze("5s")  # error
 
     @step(retry=3)  # error
     def patient(self, ctx: Context[Order]) -> Outcome[Order]:
