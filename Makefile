@@ -6,7 +6,8 @@ STAMP  := $(VENV)/.installed
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check format lint imports types test bench test-slow test-all-pg test-all-python deploy-check schema wheel reference clean
+.PHONY: help install demo dev check format lint imports types test newcomer bench test-slow test-all-pg test-all-python \
+  deploy-tools deploy-check schema wheel reference clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,8 +25,17 @@ install: $(STAMP) ## set up the virtual environment
 demo: $(STAMP) ## run the demo: real workers on a private Postgres, one killed on the way
 	$(BIN)/python -m gendurable.demo
 
+dev: $(STAMP) ## a private Postgres and a worker with the demo's machines, to play with
+	$(BIN)/gendurable dev
+
+# The part of the suite that is run: make test TESTS=tests/e2e
+TESTS  ?= tests
+
 test: $(STAMP) ## run the tests against a private Postgres that is started and stopped for them
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+
+newcomer: ## demo and some tests from a clean clone without Postgres on PATH, as root and as an ordinary user
+	@$(PYTHON) tests/newcomer.py
 
 bench: $(STAMP) ## measure this machine and its Postgres (BENCH="--quick": a short look)
 	$(BIN)/gendurable bench $(BENCH)
@@ -33,8 +43,7 @@ bench: $(STAMP) ## measure this machine and its Postgres (BENCH="--quick": a sho
 test-slow: $(STAMP) ## the tests that search at random, much longer
 	GENDURABLE_HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(JOBS) tests/db/test_engine_machine.py
 
-# The suite, or the part of it that TESTS names, on every supported server and every supported Python.
-TESTS     ?= tests
+# The same on every supported server and every supported Python.
 PG_MAJORS ?= 14 15 16 17 18
 PYTHONS   ?= 3.11 3.12 3.13
 
@@ -63,8 +72,10 @@ $(DEPLOY_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[deploy]'
 	@touch $@
 
-deploy-check: $(DEPLOY_STAMP) ## judge deploy/ with every tool that is here or can be fetched
+deploy-tools: $(DEPLOY_STAMP) ## get the tools that judge deploy/, as far as they can be fetched
 	@sh tests/deploy/fetch_tools.sh
+
+deploy-check: deploy-tools ## judge deploy/ with every tool that is here or can be fetched
 	$(BIN)/python -m pytest -rs tests/deploy
 
 check: $(STAMP) format lint imports types ## everything that must hold before a commit, except the tests

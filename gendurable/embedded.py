@@ -1,9 +1,9 @@
 """A private Postgres server for development and tests, from binaries found on this machine.
 
 `start` shares one persistent server between all processes that use the same home folder, `start_temporary` makes a
-private one that is deleted at the end. Both listen on a Unix socket only, open to its owner (and root) alone. Run as
-root, every program is handed to an unprivileged account, because Postgres refuses root; only folders that we made
-change owner or mode.
+private one that is deleted at the end. Both listen on a Unix socket, open to its owner (and root) alone; on a port of
+the loopback interface only if asked to. Run as root, every program is handed to an unprivileged account, because
+Postgres refuses root; only folders that we made change owner or mode.
 
 Two lock files let processes share the persistent server. `.gate` is held exclusively around each start and stop.
 `.users` is held shared for as long as a process uses the server: whoever can take it exclusively when leaving was the
@@ -50,6 +50,9 @@ _SYSTEM_FOLDERS = (
 
 # With TCP off the port is only part of the socket's name; we spell it out so that no PGPORT interferes.
 _PORT = 5432
+_LOOPBACK = "127.0.0.1"
+# Where a running server writes its port and where it listens, counted from 0.
+_PID_FILE_PORT, _PID_FILE_ADDRESS = 3, 5
 # The system's limit is 104 to 108 bytes. Other characters would need quoting in a DSN, and a comma means two hosts.
 _USABLE_SOCKET_PATH = re.compile(r"[A-Za-z0-9/._+-]{1,100}")
 # Fixed, not $TMPDIR: processes that share a server must agree on its address.
@@ -86,12 +89,18 @@ class Server:
     binaries: Path
     major: int
     socket_dir: Path
+    port: int
     _use: ExitStack
 
     @property
     def dsn(self) -> str:
         """The address of the maintenance database, as a libpq keyword string."""
-        return f"host={self.socket_dir} port={_PORT} user=postgres dbname=postgres"
+        return f"host={self.socket_dir} port={self.port} user=postgres dbname=postgres"
+
+    @property
+    def tcp_dsn(self) -> str:
+        """The same over TCP, for a server that was asked to listen there."""
+        return f"postgresql://postgres@{_LOOPBACK}:{self.port}/postgres"
 
     def stop(self) -> None:
         """End our use: the last user stops the server; a temporary one is deleted. Calling again does nothing."""
@@ -105,11 +114,16 @@ class Server:
 
 
 def start(
-    home: Path | None = None, *, settings: Mapping[str, str] = _NOTHING, environ: Mapping[str, str] = os.environ
+    home: Path | None = None,
+    *,
+    tcp_port: int | None = None,
+    settings: Mapping[str, str] = _NOTHING,
+    environ: Mapping[str, str] = os.environ,
 ) -> Server:
     """Use the persistent server of `home`, and start it if nobody has; its `settings` are those of whoever did.
 
     Without `home` it is $GENDURABLE_HOME, else the user's data folder. Each major version has its own data there.
+    With `tcp_port` it also listens on that port of the loopback interface, where every local user may connect.
     """
     home = (home or _home(environ)).resolve()
     binaries = find_binaries(environ)
@@ -122,8 +136,8 @@ def start(
             use.callback(_leave, cluster, _lock(cluster.folder / ".users", fcntl.LOCK_SH))
             _mention_other_majors(cluster, home)
             cluster.initialise()
-            cluster.launch(settings)
-        server = Server(binaries=cluster.binaries, major=major, socket_dir=cluster.socket_dir, use=use.pop_all())
+            cluster.launch(settings, tcp_port)
+        server = cluster.server(major, use.pop_all())
     sys.stderr.write(f"gendurable: a private Postgres {major}, not for production: {server.dsn}\n")
     return server
 
@@ -145,7 +159,7 @@ def start_temporary(
         folder.chmod(_folder_mode(account))
         cluster.initialise()
         cluster.launch({**_FAST_AND_FORGETFUL, **settings})
-        return Server(binaries=runnable, major=_major(binaries), socket_dir=cluster.socket_dir, use=use.pop_all())
+        return cluster.server(_major(binaries), use.pop_all())
 
 
 def _mention_other_majors(cluster: "_Cluster", home: Path) -> None:
@@ -309,6 +323,24 @@ class _Cluster:
             return self.data
         return _SHORT_FOLDER / f"gendurable-{hashlib.sha256(os.fsencode(self.data)).hexdigest()[:16]}"
 
+    @property
+    def pid_file(self) -> Path:
+        return self.data / "postmaster.pid"
+
+    @property
+    def port(self) -> int:
+        """The port of the server that runs here, or ran last and was killed."""
+        return int(self._written(_PID_FILE_PORT) or _PORT)
+
+    def _written(self, line: int) -> str:
+        """Return what the server wrote about itself, or nothing."""
+        with suppress(OSError, IndexError):
+            return self.pid_file.read_text().splitlines()[line].strip()
+        return ""
+
+    def server(self, major: int, use: ExitStack) -> Server:
+        return Server(binaries=self.binaries, major=major, socket_dir=self.socket_dir, port=self.port, use=use)
+
     def initialise(self) -> None:
         """Make the data folder if there is none."""
         if self.data.exists():
@@ -325,30 +357,35 @@ class _Cluster:
             raise self._failure("initdb", output, f"{self.folder} needs space, and a path open to that account")
         unfinished.rename(self.data)
 
-    def launch(self, settings: Mapping[str, str]) -> None:
+    def launch(self, settings: Mapping[str, str], tcp_port: int | None = None) -> None:
         """Start the server if it does not answer."""
         ours = {
-            "listen_addresses": "",
-            "port": str(_PORT),
+            "listen_addresses": _LOOPBACK if tcp_port else "",
+            "port": str(tcp_port or _PORT),
             "unix_socket_directories": str(self.socket_dir),
             "unix_socket_permissions": "0700",
         }
         options = shlex.join(part for key, value in {**settings, **ours}.items() for part in ("-c", f"{key}={value}"))
         if self.socket_dir != self.data:
             self._own(self.socket_dir)
-        pid_file = self.data / "postmaster.pid"
         for _ in range(_LAUNCH_ATTEMPTS):
             if self.answers():
+                if tcp_port and (self.port, self._written(_PID_FILE_ADDRESS)) != (tcp_port, _LOOPBACK):
+                    raise EmbeddedError(
+                        f"the server in {self.data} runs already, without port {tcp_port}: end what uses it"
+                    )
                 return
             output = self._start(options)
             if self.answers():
                 return
             # A server that refuses its settings takes its pid file away; one that meets another leaves that one's.
-            if not pid_file.exists():
+            if not self.pid_file.exists():
                 break
             time.sleep(_LAUNCH_PAUSE)
         remedy = (
-            f"if no server runs there, delete {pid_file}" if pid_file.exists() else "correct what it complains about"
+            f"if no server runs there, delete {self.pid_file}"
+            if self.pid_file.exists()
+            else "correct what it complains about"
         )
         log = self.log.read_text(errors="replace") if self.log.exists() else ""
         raise self._failure("pg_ctl start", output + log, remedy)
@@ -361,7 +398,7 @@ class _Cluster:
 
     def answers(self) -> bool:
         # Ask, never trust the pid file: its server may be dead, or not accept connections yet.
-        return self._run("pg_isready", "-q", "-h", self.socket_dir, "-p", str(_PORT), "-U", "postgres")[0] == 0
+        return self._run("pg_isready", "-q", "-h", self.socket_dir, "-p", str(self.port), "-U", "postgres")[0] == 0
 
     def halt(self) -> None:
         """Stop the server if it answers."""

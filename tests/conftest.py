@@ -5,8 +5,12 @@ GENDURABLE_TEST_DSN to run against a server of your own instead.
 """
 
 import os
+import shutil
+import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -115,3 +119,16 @@ def harness(dsn: str) -> Iterator[Callable[..., Harness]]:
     """Make a harness for the given machines."""
     with ExitStack() as stack:
         yield lambda *fsms: stack.enter_context(Harness(dsn, fsms))
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A short path that every account may pass through, which pytest's own tmp_path is not."""
+    folder = Path(tempfile.mkdtemp(prefix="gdt-", dir=embedded._folder_with_room()))
+    folder.chmod(0o711)
+    yield folder
+    left_running = list(folder.glob("**/postmaster.pid"))
+    for pid_file in left_running:
+        os.kill(int(pid_file.read_text().split()[0]), signal.SIGQUIT)
+    shutil.rmtree(folder)
+    assert not left_running

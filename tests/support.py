@@ -1,5 +1,6 @@
-"""What tests of races need: hold a row, run something in a thread, and wait for facts, never for time."""
+"""What many tests need: hold a row, run something in a thread, and wait for facts, never for time."""
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,12 @@ def until(fact: Callable[[], T], what: str = "the fact", deadline: float = DEADL
         assert time.monotonic() < give_up, f"{what} did not come about within {deadline} s"
         time.sleep(0.005)
     return value
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process works; one that has ended and was not collected by its parent yet does not."""
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return not found.stdout.startswith("Z") and bool(found.stdout)
 
 
 @contextmanager

@@ -34,11 +34,11 @@ SAFE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "ma
 @click.option("--output", type=click.Path(dir_okay=False, writable=True), help="Write the figures as JSON to a file.")
 @pass_invocation
 def bench(invocation: Invocation, /, scenario: tuple[str, ...], quick: bool, output: str | None) -> None:
-    """Measure this machine and its Postgres: all scenarios, or those named.
+    """Measure this machine and its Postgres.
 
-    Without a DSN a private Postgres is started on disk, with fsync on. With one, everything happens in a throw-away
-    schema of that database. Ratios are to the limit of the same run: a bare loop that claims and completes 500 rows at
-    a time on one connection, without an engine.
+    All scenarios, or those named. Without a DSN a private Postgres is started on disk, with fsync on. With one,
+    everything happens in a throw-away schema of that database. Ratios are to the limit of the same run: a bare loop
+    that claims and completes 500 rows at a time on one connection, without an engine.
     """
     from gendurable.bench.figures import HEADINGS, rows
 

@@ -1,6 +1,7 @@
 """`gendurable dev`: a private Postgres, migrated, and a worker on it; nothing to install or configure."""
 
 import os
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from gendurable.core.registry import Registry
 
 DEMO = "gendurable.demo.machines"
+TRY = """demo.book '{"account": "anna", "number": 1}'"""
 QUEUE_SIZE = 10
 
 
@@ -25,10 +27,13 @@ def _dev_options() -> list[click.Option]:
 
 @click.command(cls=Command)
 @takes(_dev_options)
+@click.option(
+    "--port", type=click.IntRange(1, 65_535), metavar="N", help="Also serve this port of 127.0.0.1, to any local user."
+)
 @click.option("--reset", is_flag=True, help="Begin with empty tables.")
 @click.option("--until-idle", is_flag=True, help="End when nothing that could run is due or running.")
 @pass_invocation
-def dev(invocation: Invocation, /, reset: bool, until_idle: bool) -> int:
+def dev(invocation: Invocation, /, port: int | None, reset: bool, until_idle: bool) -> int:
     """Run a worker on a private Postgres.
 
     Starts the server, migrates it, and works: for development, not for production. Without --fsms it runs the demo
@@ -45,11 +50,16 @@ def dev(invocation: Invocation, /, reset: bool, until_idle: bool) -> int:
     if config.embedded_bin is not None:
         environ["GENDURABLE_PG_BIN"] = str(config.embedded_bin)
     plan = _plan(invocation)
-    with embedded.start(config.embedded_home, environ=environ) as server:
+    with embedded.start(config.embedded_home, tcp_port=port, environ=environ) as server:
         if reset:
             migrate.down(server.dsn, schema=config.schema)
         migrate.up(server.dsn, schema=config.schema)
-        note(f"gendurable: in another terminal: export GENDURABLE_DSN='{server.dsn}'")
+        machines = shlex.quote(",".join(plan.fsms))
+        note(f"gendurable: in another terminal: export GENDURABLE_DSN='{server.dsn}' GENDURABLE_FSMS={machines}")
+        if plan.fsms == (DEMO,):
+            note(f"gendurable: and there: gendurable insert {TRY} --wait")
+        if port is not None:
+            note(f"gendurable: also at {server.tcp_dsn}")
         return _run(plan, server.dsn, until_idle=until_idle)
 
 

@@ -56,7 +56,7 @@ def doctor(invocation: Invocation, /) -> None:
         emit({"checks": [each._asdict() for each in checks]})
     else:
         rows = [(each.check, "ok" if each.ok else "finding", each.message) for each in checks]
-        table(["check", "verdict", "what"], rows, whole=["check", "verdict", "what"])
+        table(["check", "verdict", "what"], rows, whole=["check", "verdict"], wrapped=True)
     findings = [each for each in checks if not each.ok]
     if findings:
         raise CommandFailed(f"{len(findings)} to mend: {', '.join(each.check for each in findings)}")

@@ -32,14 +32,18 @@ PAGE = 1000
 @click.command(cls=Command)
 @click.argument("fsm", type=Name())
 @click.argument("state", type=Json(), required=False, metavar="[STATE_JSON]")
-@click.option("--step", type=Name(), help="The step to begin at.")
-@click.option("--queue", type=Name(), help="The queue it runs in.")
-@click.option("--priority", type=click.IntRange(-(2**15), 2**15 - 1), default=0, help="Less is more urgent.")
+@click.option("--step", type=Name(), help="The step to begin at; else the machine's first.")
+@click.option("--queue", type=Name(), help="The queue it runs in; else the machine's.")
+@click.option(
+    "--priority", type=click.IntRange(-(2**15), 2**15 - 1), default=0, metavar="N", help="Less is more urgent."
+)
 @click.option("--partition-key", type=Key(), help="Only one instance of a key runs at a time.")
 @click.option("--unique-key", type=Key(), help="Refused while another live instance has it.")
 @click.option("--in", "delay", type=Duration(), help="Begin after this time.")
 @click.option("--at", type=Instant(), help="Begin at this time.")
-@click.option("--version", type=click.IntRange(1, 2**31 - 1), help="The machine's version; else the newest, or 1.")
+@click.option(
+    "--version", type=click.IntRange(1, 2**31 - 1), metavar="N", help="The machine's version; else the newest."
+)
 @click.option("--wait", is_flag=True, help="Wait until it has ended, and print its result.")
 @click.option("--timeout", type=Duration(), help="Do not wait longer than this.")
 @takes(machine_options)
@@ -59,7 +63,8 @@ def insert(
 ) -> None:
     """Insert an instance of FSM and print its id.
 
-    STATE_JSON is a JSON object, - for stdin, or @FILE. With machines configured, their classes check it.
+    STATE_JSON is a JSON object, - for stdin, or @FILE. With machines configured (--fsms) their classes check it.
+    Without, the row is written by name: version 1 at step start in queue default, unless told otherwise.
     """
     if at is not None and delay is not None:
         raise click.UsageError("--at and --in exclude each other: give one of them")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gendurable.core.instance import Instance
 
 STATUSES = ("runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled")
-LISTED = 50
+LISTED, MOST_LISTED = 50, 1_000_000
 
 
 @click.command(cls=Command)
@@ -137,9 +137,16 @@ def _child(stored: "StoredChild") -> dict[str, Any]:
 
 
 @click.command("list", cls=Command)
-@click.option("--status", type=click.Choice(STATUSES), help="Only with this status.")
+@click.option("--status", type=click.Choice(STATUSES), metavar="STATUS", help=f"Only with this: {', '.join(STATUSES)}.")
 @takes(filter_options)
-@click.option("--limit", type=click.IntRange(1, 1_000_000), default=LISTED, show_default=True, help="At most so many.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, MOST_LISTED),
+    default=LISTED,
+    show_default=True,
+    metavar="N",
+    help="At most so many.",
+)
 @click.option("--jsonl", is_flag=True, help="Print one JSON document a line.")
 @pass_invocation
 def list_instances(invocation: Invocation, /, status: str | None, limit: int, jsonl: bool, **given: Any) -> None:

@@ -145,6 +145,10 @@ class Group(_WithGlobalOptions, click.Group):
 
     command_class = Command
 
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        """Name the subcommands in the order in which they were written."""
+        return list(self.commands)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Without arguments, explain, and leave as after any other mistake (click's versions differ in that)."""
         if not args and not ctx.resilient_parsing:

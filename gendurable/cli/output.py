@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -118,11 +119,16 @@ def coloured() -> bool:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = (), whole: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    right: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    wrapped: bool = False,
 ) -> None:
     """Print rows under their headings; cut to the terminal when there is one.
 
-    `right` are columns of numbers, `whole` those that are never cut.
+    `right` are columns of numbers, `whole` those that are never cut; `wrapped`: the last one goes on in the next line.
     """
     cells = [[printable("" if value is None else value) for value in row] for row in rows]
     headings = [name.upper() for name in columns]
@@ -136,7 +142,10 @@ def table(
     paint = coloured()
     _print_row(headings, widths, [name in right for name in columns], bold=paint)
     for row in cells:
-        _print_row(row, widths, [name in right for name in columns], colours=paint)
+        first, *others = textwrap.wrap(row[-1], widths[-1]) if wrapped else row[-1:]
+        _print_row([*row[:-1], first], widths, [name in right for name in columns], colours=paint)
+        for line in others:
+            echo(" " * (sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)) + line)
 
 
 def _print_row(

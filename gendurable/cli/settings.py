@@ -74,9 +74,9 @@ def _shown(value: Any) -> str:
 @click.command(cls=Command)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script for SHELL.
+    """Print the completion script for a shell.
 
-    To be put where the shell reads it, for bash: gendurable completion bash > ~/.bash_completion
+    To be put where the shell looks for it, for bash ~/.local/share/bash-completion/completions/gendurable
     """
     from click.shell_completion import BashComplete, FishComplete, ZshComplete
 

@@ -1,6 +1,7 @@
 """The story: real worker processes on a private Postgres, told as it happens."""
 
 import json
+import secrets
 import subprocess
 import sys
 import threading
@@ -34,8 +35,8 @@ def main() -> int:
         sys.stderr.write(f"demo: {error}\n")
         return 1
     say()
-    say(f"That was it, in {time.monotonic() - began:.0f} s. Next: `gendurable dev` keeps such a server and a worker")
-    say("running for you to play with, and the README's first machine is twenty lines.")
+    say(f"That was it, in {time.monotonic() - began:.0f} s. Next: `make dev` keeps such a server and a worker running")
+    say("for you to play with, and the README has a first machine of your own.")
     return 0
 
 
@@ -46,11 +47,12 @@ def checkout(dsn: str, client: Client) -> None:
     say(f"  inserted: instance {order} is a row, and its next step is a column of it")
     with worker(dsn, "checkout=5"):
         parked = wait_for(client, order, "awaiting_signal")
-        say(f"  now in the database: status={parked.status} step={parked.step} awaits={parked.awaits}")
-        say("  somebody pays:       gendurable signal " + f"{order} payment_confirmed '{{\"amount\": 100}}'")
+        awaits = ", ".join(parked.awaits or ())
+        say(f"  the row says:   status={parked.status} step={parked.step} awaits={awaits}")
+        say(f"  somebody pays:  gendurable signal {order} payment_confirmed '{{\"amount\": 100}}'")
         client.signal(order, "payment_confirmed", {"amount": 100}, dedup_key="evt-7")
         ended = client.wait(order, timeout=PATIENCE)
-    say(f"  ended {ended.status}: {json.dumps(ended.result)}")
+    say(f"  {ended.status}: {json.dumps(ended.result)}")
 
 
 def crash(dsn: str, client: Client) -> None:
@@ -64,7 +66,7 @@ def crash(dsn: str, client: Client) -> None:
     say("  another worker starts, and takes the row over when the lease has run out ...")
     with worker(dsn, "default=5"):
         ended = client.wait(fragile, timeout=PATIENCE)
-    say(f"  ended {ended.status} at the second execution: {json.dumps(ended.result)}")
+    say(f"  {ended.status} at the second execution: {json.dumps(ended.result)}")
 
 
 def turns(dsn: str, client: Client) -> None:
@@ -86,9 +88,11 @@ def turns(dsn: str, client: Client) -> None:
 def worker(dsn: str, queues: str) -> Iterator["subprocess.Popen[str]"]:
     """Run a worker process whose steps are told as they are committed."""
     command = [sys.executable, "-m", "gendurable", "worker", "--fsms", "gendurable.demo.machines", "--queues", queues]
+    # A name of its own: a worker that comes back under its old one takes back at once what it held, and tells no story.
+    name = f"demo-{secrets.token_hex(4)}"
     say(f"  $ gendurable worker --fsms gendurable.demo.machines --queues {queues}")
     process = subprocess.Popen(  # noqa: S603  our own command
-        [*command, "--dsn", dsn, "--log-format", "json", *SETTINGS],
+        [*command, "--name", name, "--dsn", dsn, "--log-format", "json", *SETTINGS],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -141,7 +141,11 @@ class _Supervisor:
 
     def _listen(self, child: _Child) -> None:
         for line in self._mailbox.read(child.address):
-            child.heard = monotonic()
+            if line in {
+                "READY=1",
+                "WATCHDOG=1",
+            }:  # a status is no sign of life: loops that are stuck may still have one
+                child.heard = monotonic()
             child.is_ready = child.is_ready or line == "READY=1"
 
     def _tend(self, child: _Child) -> int | None:

@@ -89,6 +89,7 @@ class _Duty:
         self._metrics = metrics
         self._tick = min(TICK, (systemd.watchdog_seconds or TICK * 3) / 3)
         self._next_sample = monotonic()
+        self._load = ""
         supervisor = os.environ.get(SUPERVISOR, "")
         self._supervisor = int(supervisor) if supervisor.isdecimal() else None
         if metrics is not None:
@@ -103,9 +104,16 @@ class _Duty:
                 pause = min(2 * pause, LONGEST_IDLE_CHECK)
             if self._supervisor is not None and os.getppid() != self._supervisor:
                 return
+            self._tell_load()
             # Only while every loop turns: a stuck one is what the watchdog is for, a long step is not.
             if self._systemd.watchdog_seconds is not None and not self._worker.stuck_loops():
                 self._systemd.watchdog()
             if self._metrics is not None and monotonic() >= self._next_sample:
                 self._metrics.sample(self._worker.sample())
                 self._next_sample = monotonic() + SAMPLE_SECONDS
+
+    def _tell_load(self) -> None:
+        load = self._worker.load
+        if load != self._load:
+            self._systemd.status(load)
+            self._load = load

@@ -164,6 +164,12 @@ class Worker:
         away = [f"{loop.name}: the database is out of reach" for loop in self._loops if not loop.is_available]
         return [*(["draining"] if self.is_draining else []), *away]
 
+    @property
+    def load(self) -> str:
+        """How many of the slots are busy, for people."""
+        slots = [poller.slots for poller in self.pollers.values()]
+        return f"{sum(each.busy for each in slots)} of {sum(each.size for each in slots)} slots busy"
+
     def show(self, metrics: Metrics) -> None:
         """Tell the metrics where to read what is no event."""
         for queue, poller in self.pollers.items():

@@ -70,6 +70,42 @@ def test_every_option_says_what_it_is_for():
     assert silent == []
 
 
+WORKERS_FLAGS = (
+    "--queues --fsms --lease --heartbeat --poll --max-poll --reap --drain-timeout --prefetch --min-demand --processes"
+    " --http --name --until-idle --no-reaper --no-gc"
+)
+FILTERS = "--fsm --queue --step --parent --older-than --where"
+PROMISED = {
+    "worker": f"{WORKERS_FLAGS} --check-config",
+    "dev": f"{WORKERS_FLAGS} --port --reset --home",
+    "migrate up": "--to --dry-run --lock-timeout",
+    "migrate down": "--to --yes",
+    "migrate status": "--check",
+    "migrate sql": "--to --from --down --grants",
+    "insert": "--step --queue --priority --partition-key --unique-key --in --at --version --wait --timeout --fsms",
+    "signal": "--dedup-key",
+    "get": "--field",
+    "list": f"{FILTERS} --status --limit --jsonl",
+    "status": "--watch",
+    "wait": "--timeout",
+    "retry": f"{FILTERS} --dry-run --yes",
+    "gc": "--older-than --dry-run --batch",
+    "fsms": "--fsms",
+    "config show": "--check",
+    "health": "--url",
+    "doctor": "--queues",
+    "completion": "",
+}
+
+
+@pytest.mark.parametrize("command", PROMISED)
+def test_a_command_has_the_options_that_were_promised(bare_cli: Cli, command: str):
+    text = bare_cli(*command.split(), "--help").stdout
+    general = "--dsn --schema --config --json --debug --log-level --log-format -h"
+    shown = re.findall(r"(?:^ +|, )(-{1,2}[a-z-]+)", text, re.MULTILINE)
+    assert set(f"{PROMISED[command]} {general}".split()) <= set(shown)
+
+
 def test_without_arguments_the_help_is_printed_and_the_exit_code_says_that_nothing_was_done(bare_cli: Cli):
     for arguments in ([], ["migrate"], ["config"]):
         result = bare_cli(*arguments)

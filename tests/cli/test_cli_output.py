@@ -77,6 +77,17 @@ def test_a_table_without_rows_is_its_headings(capsys: pytest.CaptureFixture[str]
     assert lines(capsys) == ["ID  NAME"]
 
 
+def test_on_a_terminal_a_column_that_is_to_be_read_goes_on_in_the_next_line(capsys, monkeypatch: pytest.MonkeyPatch):
+    rows = [("a", "one two three four five six"), ("b", "seven")]
+    output.table(["name", "story"], rows, wrapped=True)
+    assert lines(capsys)[1] == "a     one two three four five six"
+    monkeypatch.setattr(output, "on_terminal", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "20")
+    output.table(["name", "story"], rows, wrapped=True)
+    assert lines(capsys) == ["NAME  STORY", "a     one two three", "      four five six", "b     seven"]
+
+
 def test_on_a_terminal_the_widest_columns_give_way_and_some_never_do(capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(output, "on_terminal", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")

@@ -4,9 +4,9 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from support import until
 
-from gendurable import Client, embedded
+from gendurable import Client
 
 HERE = Path(__file__).parent
 PATIENCE = 60
@@ -389,17 +389,9 @@ def test_a_worker_without_a_reaper_leaves_expired_claims_to_others(
 
 
 @pytest.fixture
-def home() -> Iterator[Path]:
-    """A folder that whoever runs the server may pass through, which pytest's own is not."""
-    with tempfile.TemporaryDirectory(prefix="gdt-", dir=embedded._folder_with_room()) as folder:
-        Path(folder).chmod(0o711)
-        yield Path(folder, "home")
-
-
-@pytest.fixture
-def no_dsn(environment: dict[str, str], home: Path) -> dict[str, str]:
+def no_dsn(environment: dict[str, str], open_folder: Path) -> dict[str, str]:
     del environment["GENDURABLE_DSN"]
-    return environment | {"GENDURABLE_HOME": str(home)}
+    return environment | {"GENDURABLE_HOME": str(open_folder / "home")}
 
 
 def test_dev_brings_a_server_migrates_it_and_serves_every_queue_that_the_machines_name(no_dsn: dict[str, str]):
@@ -440,6 +432,16 @@ def test_dev_keeps_its_data_until_it_is_told_to_begin_anew(no_dsn: dict[str, str
         assert len(json.loads(run("list", "--json", env=env).stdout)) == 1
     with dev("--reset", "--processes", 2, env=no_dsn) as env:
         assert json.loads(run("list", "--json", env=env).stdout) == []
+
+
+def test_dev_serves_a_port_of_the_loopback_interface_if_asked_to(no_dsn: dict[str, str]):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with dev("--port", port, env=no_dsn) as env:
+        id = insert(env, "checkout", '{"number": 7}', "--version", 2)
+        over_tcp = env | {"GENDURABLE_DSN": f"postgresql://postgres@127.0.0.1:{port}/postgres"}
+        waited = run("wait", id, "--timeout", "30s", env=over_tcp)
+        assert json.loads(waited.stdout) == {"number": 7}
 
 
 def test_dev_without_machines_runs_the_demo(no_dsn: dict[str, str]):

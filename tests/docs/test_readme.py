@@ -1,5 +1,6 @@
 """The README is true: its reference parts are what the code has, and its examples run."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -74,6 +75,42 @@ def test_the_machine_of_the_first_screen_runs_to_its_end(shop: Path, harness: An
     durable.signal(order, "payment_confirmed", {"amount": 100})
     assert durable.drain() == {"spawn": 1, "done": 3}
     assert durable.get(order).result == {"paid": 100, "mails": 2}
+
+
+def shell_lines(of: str) -> list[tuple[str, str]]:
+    """The commands of the block that has this one, and what is said behind each."""
+    [code] = [code for _, _, language, code in BLOCKS if language == "sh" and of in code]
+    return [(line.partition("  #")[0].strip(), line.partition("# ")[2]) for line in code.splitlines()]
+
+
+def test_the_first_machine_is_run_by_the_commands_beside_it_in_two_terminals(shop: Path, open_folder: Path):
+    [(activate, _), (dev, _)] = shell_lines("gendurable dev")
+    assert activate == ". .venv/bin/activate"
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("GENDURABLE_", "PG"))}
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # what activate does
+    env = others | {"PATH": programs, "GENDURABLE_HOME": str(open_folder / "home")}
+    with subprocess.Popen(shlex.split(dev), cwd=shop, env=env, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr is not None
+        export = next(line for line in first.stderr if "export " in line).partition("export ")[2].strip()
+
+        def second(line: str) -> str:
+            typed = ["sh", "-c", f"export {export}; {line}"]
+            done = subprocess.run(typed, cwd=shop, env=env, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")
+            return done.stdout
+
+        try:
+            insert, signal, wait, get = shell_lines("gendurable insert")
+            assert second(insert[0]) == "1\n"
+            assert second(signal[0]) == ""
+            assert second(wait[0]).strip() == wait[1]
+            shown = second(get[0])
+        finally:
+            first.terminate()
+            first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert re.search(r"^queue +checkout$", shown, re.MULTILINE)
+    assert re.search(r"^status +done$", shown, re.MULTILINE)
 
 
 def test_the_example_of_a_configuration_is_accepted():

@@ -8,7 +8,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 import attrs
 import psycopg
 import pytest
+from support import is_running
 
 from gendurable import embedded
 from gendurable.errors import EmbeddedError
@@ -61,19 +61,6 @@ with embedded.start(home) as first:
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A short path that every account may pass through, which pytest's own tmp_path is not."""
-    folder = Path(tempfile.mkdtemp(prefix="gdt-", dir=embedded._folder_with_room()))
-    folder.chmod(0o711)
-    yield folder
-    left_running = list(folder.glob("**/postmaster.pid"))
-    for pid_file in left_running:
-        os.kill(int(pid_file.read_text().split()[0]), signal.SIGQUIT)
-    shutil.rmtree(folder)
-    assert not left_running
-
-
-@pytest.fixture
 def home(open_folder: Path) -> Path:
     return open_folder / "home"
 
@@ -114,12 +101,6 @@ def ask(dsn: str, query: str):
 def tell(dsn: str, command: str) -> None:
     with psycopg.connect(dsn) as conn:
         conn.execute(command)
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process works; one that has ended and was not collected by its parent yet does not."""
-    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return not found.stdout.startswith("Z") and bool(found.stdout)
 
 
 def server_pids(home: Path) -> list[int]:
@@ -247,6 +228,48 @@ def test_data_outlives_the_server_and_uses_may_nest(home, capfd):
         assert ask(again.dsn, "select count(*) from kept") == 0
     again.stop()
     assert server_pids(home) == []
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def test_on_request_the_server_listens_on_a_port_of_the_loopback_interface_as_well(home, port, capfd):
+    with embedded.start(home, tcp_port=port) as server:
+        assert (ask(server.dsn, "show listen_addresses"), ask(server.dsn, "show port")) == ("127.0.0.1", str(port))
+        assert ask(server.tcp_dsn, "select host(inet_server_addr())") == "127.0.0.1"
+        with embedded.start(home) as joined, embedded.start(home, tcp_port=port) as same:
+            assert joined.dsn == same.dsn == server.dsn
+    with embedded.start(home) as private:
+        assert ask(private.dsn, "show listen_addresses") == ""
+        with pytest.raises(psycopg.OperationalError):
+            ask(server.tcp_dsn, "select 1")
+
+
+def test_a_server_that_runs_without_the_port_is_left_alone_and_the_remedy_named(home, port):
+    with embedded.start(home) as server:
+        with pytest.raises(EmbeddedError, match=f"runs already, without port {port}: end what uses it"):
+            embedded.start(home, tcp_port=port)
+        assert ask(server.dsn, "select 1") == 1
+    assert server_pids(home) == []
+
+
+def test_a_port_that_is_taken_is_reported_in_the_servers_words(home):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(EmbeddedError, match="Address already in use"):
+        embedded.start(home, tcp_port=taken.getsockname()[1])
+    with embedded.start(home) as server:
+        assert ask(server.dsn, "select 1") == 1
+
+
+def test_a_server_killed_on_its_port_is_started_again_without_it(home, port):
+    with embedded.start(home, tcp_port=port):
+        [pid] = server_pids(home)
+        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda: not is_running(pid))
+        with embedded.start(home) as again:
+            assert ask(again.dsn, "show listen_addresses") == ""
 
 
 def test_ten_simultaneous_first_starts_give_one_server(home):
