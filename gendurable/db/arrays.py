@@ -17,6 +17,11 @@ def texts(values: Iterable[str | None]) -> str:
     return "{" + ",".join(["null" if value is None else _quoted(value) for value in values]) + "}"
 
 
+def binaries(values: Iterable[bytes | None]) -> str:
+    """Write bytes as an array, in hexadecimal; None is null. How the driver writes them is up to a server setting."""
+    return "{" + ",".join(["null" if value is None else f'"\\\\x{value.hex()}"' for value in values]) + "}"
+
+
 def intervals(values: Iterable[timedelta | None]) -> str:
     """Write durations as an array, in seconds: a day has as many of them in every time zone. None is null."""
     return "{" + ",".join(["null" if value is None else _seconds(value) for value in values]) + "}"

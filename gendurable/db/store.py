@@ -16,7 +16,7 @@ from gendurable.core.claim import Claim, Fenced, StoredChild, StoredSignal
 from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren
-from gendurable.db.arrays import integers, intervals, sparse, texts
+from gendurable.db.arrays import binaries, integers, intervals, sparse, texts
 from gendurable.db.connection import Connection, needs_transaction, one_commit
 from gendurable.db.rows import Count, Delivery, Due, Ended, Examination, Reaped, ServerFacts, Unserved, Woken, WorkerRow
 from gendurable.db.statements import statement
@@ -523,7 +523,7 @@ def _columns(instances: Sequence[NewInstance]) -> dict[str, Any]:
         "queues": texts([new.queue for new in instances]),
         "priorities": integers([new.priority for new in instances]),
         "partition_keys": texts([new.partition_key for new in instances]),
-        "unique_keys": [new.unique_key for new in instances],
+        "unique_keys": binaries([new.unique_key for new in instances]),
         "unique_scopes": texts([",".join(sorted(new.unique_scope)) for new in instances]),
         "max_crashes": integers([new.max_crashes for new in instances]),
         "eligible_ats": [new.eligible_at for new in instances],

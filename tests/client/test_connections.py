@@ -184,6 +184,19 @@ def test_the_caller_s_settings_are_as_they_were(client: Client, open_conn: Open)
     assert mine.execute("show search_path").fetchone() == ('pg_catalog, "$user"',)
 
 
+@pytest.mark.parametrize("setting", ["standard_conforming_strings = off", "bytea_output = escape"])
+def test_a_unique_key_is_stored_verbatim_whatever_the_caller_s_settings(client: Client, open_conn: Open, setting: str):
+    mine = open_conn()
+    mine.execute(f"set {setting}")  # type: ignore[arg-type]
+    key = bytes(range(256))
+    id = client.insert(Checkout.new(unique_key=key), conn=mine)
+    assert client.get(id, conn=mine).unique_key == key
+    mine.commit()
+    with pytest.raises(DuplicateInstance) as raised:
+        client.insert(Checkout.new(unique_key=key))
+    assert raised.value.occupant == id
+
+
 def test_what_the_caller_has_in_its_path_is_not_mistaken_for_ours(client: Client, conn: Connection, open_conn: Open):
     mine = open_conn()
     mine.execute("create temp table gen_durable (n int)")
@@ -510,7 +523,7 @@ def test_rights_to_the_rows_are_all_that_a_client_needs(clerk: tuple[str, Any], 
 
 def test_rights_to_the_rows_are_all_that_the_engine_needs(clerk: tuple[str, Any], conn: Connection):
     dsn, role = clerk
-    conn.execute(SQL("grant select, insert, update, delete on gen_durable, signals to {}").format(role))
+    conn.execute(SQL("grant select, insert, update, delete on all tables in schema public to {}").format(role))
     child = Checkout.new(Order(7))
     parent = Scripted(start=Spawn([child], "work"), work=[Retry(), Next("finish")], finish=Stop("enough"))
     with Harness(dsn, [parent, Checkout]) as durable:

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from races import claim, claim_one, goes_on, insert, is_done, reap, signal
+from races import claim, claim_one, goes_on, insert, is_done, reap, repeats, signal
 from support import expire, row
 
 from gendurable import FSM, Context, Done, Next, Outcome, step
@@ -85,6 +85,22 @@ def test_a_death_between_two_steps_is_a_crash_of_the_second(conn: Connection):
     reap(conn)
     [again] = claim(conn, "b")
     assert (again.step, again.attempt) == ("two", 1)
+
+
+def test_the_next_step_starts_to_count_anew(conn: Connection):
+    id = insert(conn)
+    commit(conn, [repeats(each) for each in claim(conn)])
+    claim(conn)
+    expire(conn, id)
+    reap(conn)
+    [claimed] = claim(conn)
+    before = row(conn, id)
+    assert (before["attempt"], before["crashes"]) == (2, 1)
+    change = kept(claimed)
+    commit(conn, [change])
+    after = row(conn, id)
+    assert (after["attempt"], after["crashes"]) == (0, 0)
+    assert carried_on(claimed, change).attempt == 0
 
 
 def test_a_step_with_a_delay_queues_again(conn: Connection):
