@@ -297,6 +297,10 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _Reader: TypeAlias = Callable[[Any, Any], Any]
 
 
+# What a machine has to say about a state: None if it is well, the state to use instead, or an exception.
+StateCheck: TypeAlias = Callable[[Any], object]
+
+
 class StateCodec(Generic[S]):
     """Reads and writes the states of one machine."""
 
@@ -316,23 +320,48 @@ class StateCodec(Generic[S]):
             raise InvalidState(f"state: expected {_type_name(self.state_class)}, got {show(state)}")
         return encode_value(state, what="state", limits=limits)
 
-    def decode(self, text: str) -> S:
-        """Return a stored state; fields it lacks take their defaults, keys the class does not have are ignored."""
-        return self._structure(decode_value(text, what="state"), strict=False)
+    def decode(self, text: str, *, check: StateCheck | None = None) -> S:
+        """Return a stored state; fields it lacks take their defaults, keys the class does not have are ignored.
 
-    def parse(self, value: S | Mapping[str, Any] | None, *, limits: Limits = DEFAULT_LIMITS) -> str:
+        `check` is the machine's own word on it.
+        """
+        state = self._structure(decode_value(text, what="state"), strict=False)
+        return state if check is None else self._judged(state, check, DEFAULT_LIMITS)
+
+    def parse(
+        self,
+        value: S | Mapping[str, Any] | None,
+        *,
+        check: StateCheck | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> str:
         """Return the text to store for what a user gave as a state: an instance, a mapping, or None for `{}`.
 
         Either is written and read back, so a field of the wrong type is found here and not in the first step.
         """
-        given = {} if value is None else value
+        state = self._read({} if value is None else value, limits)
+        judged = state if check is None else self._judged(state, check, limits)
+        try:
+            return encode_value(judged, what="state", limits=limits)
+        except Unstorable as error:
+            raise InvalidState(str(error)) from None
+
+    def _read(self, given: object, limits: Limits) -> S:
         if not isinstance(given, (*self._instances, Mapping)):
             raise InvalidState(f"state: expected {_type_name(self.state_class)} or a mapping, got {show(given)}")
         try:
-            state = self._structure(_checked(given, "state", limits), strict=True)
-            return encode_value(state, what="state", limits=limits)
+            return self._structure(_checked(given, "state", limits), strict=True)
         except Unstorable as error:
             raise InvalidState(str(error)) from None
+
+    def _judged(self, state: S, check: StateCheck, limits: Limits) -> S:
+        try:
+            answer = check(state)
+        except InvalidState:
+            raise
+        except Exception as error:
+            raise InvalidState(f"state: refused by validate: {describe(error)}") from error
+        return state if answer is None else self._read(answer, limits)
 
     def _structure(self, plain: Any, *, strict: bool) -> S:
         try:

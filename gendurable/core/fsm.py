@@ -22,7 +22,7 @@ from typing import (
 
 from attrs import evolve, field, frozen
 
-from gendurable.core.codec import StateCodec
+from gendurable.core.codec import StateCheck, StateCodec
 from gendurable.core.context import Context
 from gendurable.core.duration import Duration
 from gendurable.core.instance import NewInstance, new_instance
@@ -37,6 +37,8 @@ S = TypeVar("S")
 M = TypeVar("M")
 
 JOB_STEP = "perform"
+# An optional method: the machine's own word on a state.
+VALIDATE = "validate"
 
 # What `@step` decorates.
 _Function: TypeAlias = Callable[[M, Context[S]], Outcome[S]]
@@ -122,6 +124,7 @@ class Definition:
     max_crashes: int | None
     inline: bool
     retry: RetryPolicy | None
+    validates: bool
     steps: Mapping[str, Step[Any, Any]]
     codec: StateCodec[Any] = field(eq=False)
 
@@ -295,7 +298,7 @@ class FSM(Generic[S], metaclass=_MachineMeta):
             fsm=mine.name,
             fsm_version=mine.version,
             step=first,
-            state=mine.codec.parse(state),
+            state=mine.codec.parse(state, check=state_check(cls)),
             queue=mine.queue if queue is None else queue,
             max_crashes=mine.max_crashes,
             priority=priority,
@@ -380,6 +383,33 @@ def definition(machine: type[FSM[Any]]) -> Definition:
     return machine._definition  # noqa: SLF001  the module's own
 
 
+def state_check(machine: type[FSM[Any]]) -> StateCheck | None:
+    """Return a machine's `validate`, if it has one."""
+    return cast("Any", machine).validate if definition(machine).validates else None
+
+
+def _find_validate(cls: type[FSM[Any]]) -> bool:
+    """Whether a class has `validate`; as a plain method it is made to do without a machine, as there is none yet."""
+    found = inspect.getattr_static(cls, VALIDATE, None)
+    if found is None or isinstance(found, Step):
+        return False
+    if inspect.isfunction(found):
+        setattr(cls, VALIDATE, staticmethod(found) if _takes_one(found) else classmethod(found))
+    hook = getattr(cls, VALIDATE)
+    if not callable(hook) or not _takes_one(hook):
+        _refuse(cls, f"has {VALIDATE!r}, which is no check of states: make it a method that takes the state alone")
+    _check_function(cls, VALIDATE, hook)
+    return True
+
+
+def _takes_one(function: Callable[..., object]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except (TypeError, ValueError):  # the latter for a method without any parameter
+        return False
+    return True
+
+
 def _define(cls: type[FSM[Any]], *, name: str | None, version: int, steps: dict[str, Step[Any, Any]]) -> Definition:
     keywords = cls._keywords
     initial = JOB_STEP if issubclass(cls, Job) else keywords.initial
@@ -409,6 +439,7 @@ def _define(cls: type[FSM[Any]], *, name: str | None, version: int, steps: dict[
         max_crashes=budget,
         inline=keywords.inline,
         retry=retry,
+        validates=_find_validate(cls),
         steps=MappingProxyType(steps),
         codec=codec,
     )

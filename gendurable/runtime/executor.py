@@ -9,7 +9,7 @@ from attrs import evolve
 from gendurable.core.claim import Claim, StoredChild, StoredSignal
 from gendurable.core.codec import decode_readable, decode_value
 from gendurable.core.context import Child, Context, Signal
-from gendurable.core.fsm import FSM, Step, definition
+from gendurable.core.fsm import FSM, Step, definition, state_check
 from gendurable.core.policy import read_policy
 from gendurable.core.status import Status
 from gendurable.core.transition import Transition, snoozed, stop, transition, with_error
@@ -83,7 +83,7 @@ def _bare_context(claim: Claim, machine: FSM[Any]) -> Context[Any]:
         fsm_version=claim.fsm_version,
         step=claim.step,
         attempt=claim.attempt,
-        state=mine.codec.decode(claim.state),
+        state=mine.codec.decode(claim.state, check=state_check(type(machine))),
         parent_id=claim.parent_id,
         last_error=claim.last_error,
         retry=policy if claim.retry is None else read_policy(claim.retry, policy),
