@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from gendurable.core.context import Child, Context, Signal
     from gendurable.core.fsm import FSM, Job, step
     from gendurable.core.instance import Instance, NewInstance
-    from gendurable.core.outcomes import Again, Await, Done, Next, Outcome, Retry, Spawn, Stop
+    from gendurable.core.outcomes import Again, Await, Done, Interrupted, Next, Outcome, Retry, Spawn, Stop
     from gendurable.core.policy import RetryPolicy
     from gendurable.core.registry import Registry
     from gendurable.core.status import Status
@@ -19,7 +19,7 @@ else:
         "core.context": ("Child", "Context", "Signal"),
         "core.fsm": ("FSM", "Job", "step"),
         "core.instance": ("Instance", "NewInstance"),
-        "core.outcomes": ("Again", "Await", "Done", "Next", "Outcome", "Retry", "Spawn", "Stop"),
+        "core.outcomes": ("Again", "Await", "Done", "Interrupted", "Next", "Outcome", "Retry", "Spawn", "Stop"),
         "core.policy": ("RetryPolicy",),
         "core.registry": ("Registry",),
         "core.status": ("Status",),
@@ -53,6 +53,7 @@ __all__ = [
     "Done",
     "Fatal",
     "Instance",
+    "Interrupted",
     "Job",
     "NewInstance",
     "Next",

@@ -37,6 +37,16 @@ class OutcomeStale:
 
 
 @frozen
+class ClaimLost:
+    """A running step was told that its outcome counts no more: its instance was ended from outside, or reaped."""
+
+    id: int
+    queue: str
+    fsm: str
+    step: str
+
+
+@frozen
 class StepFailed:
     """A step raised, returned something that is no outcome, or its handler did; `kind` says which."""
 
@@ -218,6 +228,7 @@ class LoopDied:
 Event: TypeAlias = (
     StepCommitted
     | OutcomeStale
+    | ClaimLost
     | StepFailed
     | StepCrashed
     | Claimed

@@ -3,7 +3,7 @@
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
 from typing import (
@@ -24,11 +24,11 @@ from attrs import evolve, field, frozen
 
 from gendurable.core.codec import StateCheck, StateCodec
 from gendurable.core.context import Context
-from gendurable.core.duration import Duration
+from gendurable.core.duration import ZERO, Duration, to_timedelta
 from gendurable.core.instance import NewInstance, new_instance
 from gendurable.core.limiters import LimitName
 from gendurable.core.limits import check_name, show
-from gendurable.core.outcomes import Again, Done, Outcome, Retry, Stop
+from gendurable.core.outcomes import Again, Done, Interrupted, Outcome, Retry, Stop
 from gendurable.core.policy import HOPELESS, RetryPolicy
 from gendurable.core.target import StepRef, Target
 from gendurable.errors import BadOutcome, DefinitionError, InvalidInstance
@@ -47,10 +47,13 @@ _Function: TypeAlias = Callable[[M, Context[S]], Outcome[S]]
 class Step(StepRef[S], Generic[M, S]):
     """A step as its class sees it: `Checkout.ship`. Still callable, with a machine and a context."""
 
-    def __init__(self, function: _Function[M, S], *, retry: RetryPolicy | None = None) -> None:
+    def __init__(
+        self, function: _Function[M, S], *, retry: RetryPolicy | None = None, timeout: timedelta | None = None
+    ) -> None:
         """Wrap a method."""
         self.function = function
         self.retry = retry
+        self.timeout = timeout
         self.name = function.__name__
         self.owner = None
         self.__doc__ = function.__doc__
@@ -92,25 +95,42 @@ class BoundStep(StepRef[S]):
 @overload
 def step(function: _Function[M, S], /) -> Step[M, S]: ...
 @overload
-def step(*, retry: RetryPolicy | None = None) -> Callable[[_Function[M, S]], Step[M, S]]: ...
+def step(
+    *, retry: RetryPolicy | None = None, timeout: Duration | None = None
+) -> Callable[[_Function[M, S]], Step[M, S]]: ...
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a method a step of its machine; the method's name is the step's name.
 
-    Bare, or with what holds for this step alone: `@step(retry=RetryPolicy(...))`.
+    Bare, or with what holds for this step alone: `@step(retry=RetryPolicy(...), timeout=30)`. After `timeout` an
+    execution counts no more, and `handle` is asked with a StepTimeout.
     """
     return partial(_step, **options) if function is None else _step(function, **options)
 
 
-def _step(function: _Function[M, S], *, retry: RetryPolicy | None = None) -> Step[M, S]:
+def _step(
+    function: _Function[M, S], *, retry: RetryPolicy | None = None, timeout: Duration | None = None
+) -> Step[M, S]:
     if not callable(function):
         raise DefinitionError(f"@step decorates a method, not {function!r}")
-    return Step(function, retry=_check_policy(retry))
+    return Step(function, retry=_check_policy(retry), timeout=_check_timeout(timeout))
 
 
 def _check_policy(value: object) -> RetryPolicy | None:
     if value is None or isinstance(value, RetryPolicy):
         return value
     raise DefinitionError(f"retry={show(value)} is no policy; give RetryPolicy(max_attempts=…, base=…)")
+
+
+def _check_timeout(value: object) -> timedelta | None:
+    if value is None:
+        return None
+    try:
+        timeout = to_timedelta(value)
+    except ValueError as error:
+        raise DefinitionError(f"timeout: {error}") from None
+    if timeout <= ZERO:
+        raise DefinitionError(f"timeout={show(value)} leaves no time at all; give more than zero, or leave it out")
+    return timeout
 
 
 @frozen
@@ -208,6 +228,7 @@ class _Keywords:
     state: type | None = None
     inline: bool = False
     retry: RetryPolicy | None = None
+    timeout: Duration | None = None
 
 
 _INHERITED: Any = object()
@@ -323,14 +344,19 @@ class Job(FSM[S]):
     """
 
     def __init_subclass__(
-        cls, *, max_attempts: int = _INHERITED, retry: RetryPolicy | None = _INHERITED, **others: Any
+        cls,
+        *,
+        max_attempts: int = _INHERITED,
+        retry: RetryPolicy | None = _INHERITED,
+        timeout: Duration | None = _INHERITED,
+        **others: Any,
     ) -> None:
         """Check the class and keep its definition."""
         if max_attempts is not _INHERITED:
             if isinstance(retry, RetryPolicy):
                 _refuse(cls, "has both max_attempts and retry; give the number to the policy alone")
             retry = None
-        cls._take_keywords(max_attempts=max_attempts)
+        cls._take_keywords(max_attempts=max_attempts, timeout=timeout)
         super().__init_subclass__(retry=retry, **others)
 
     @classmethod
@@ -343,11 +369,14 @@ class Job(FSM[S]):
         if not hasattr(cls, JOB_STEP):
             return {}
         _check_function(cls, JOB_STEP, cls.perform)
-        return {JOB_STEP: Step(_perform)}
+        try:
+            return {JOB_STEP: Step(_perform, timeout=_check_timeout(cls._keywords.timeout))}
+        except DefinitionError as error:
+            _refuse(cls, f"is not well formed: {error}")
 
     if TYPE_CHECKING:  # a job that has no `perform` is an abstract base
 
-        def perform(self, ctx: Context[S]) -> "Mapping[str, Any] | Stop | Retry[S] | Again[S] | None":
+        def perform(self, ctx: Context[S]) -> "Mapping[str, Any] | Stop | Retry[S] | Again[S] | Interrupted | None":
             """Do the work. None or a mapping: done; an exception: tried again; `Stop`: failed at once."""
             raise NotImplementedError
 
@@ -371,9 +400,9 @@ def _perform(job: Job[Any], ctx: Context[Any]) -> Outcome[Any]:
         return Done({})
     if isinstance(value, Mapping):
         return Done(value)
-    if isinstance(value, Stop | Retry | Again):
+    if isinstance(value, Stop | Retry | Again | Interrupted):
         return value
-    return Stop(f"perform returned {show(value)}; a job returns None, a mapping, Stop, Retry or Again")
+    return Stop(f"perform returned {show(value)}; a job returns None, a mapping, Stop, Retry, Again or Interrupted")
 
 
 def definition(machine: type[FSM[Any]]) -> Definition:

@@ -78,4 +78,9 @@ class Stop:
     reason: str | BaseException
 
 
-Outcome: TypeAlias = Next[S] | Retry[S] | Again[S] | Await[S] | Spawn[S] | Done | Stop
+@frozen
+class Interrupted:
+    """Give the row back as it was, for another worker to run the step: only while `ctx.shutting_down` is set."""
+
+
+Outcome: TypeAlias = Next[S] | Retry[S] | Again[S] | Await[S] | Spawn[S] | Done | Stop | Interrupted

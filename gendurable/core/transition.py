@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from attrs import evolve, frozen
 
@@ -117,10 +117,23 @@ class Finish:
         return "done" if self.status is Status.DONE else "stop"
 
 
-Transition: TypeAlias = Advance | CarryOn | Repeat | Park | SpawnChildren | Finish
+@frozen
+class GiveBack:
+    """Interrupted: runnable as it was before the claim."""
+
+    id: int
+    fence: int
+
+    kind = "interrupted"
+    error: ClassVar[None] = None
 
 
-def transition(claim: Claim, outcome: object, state: object, machine: FSM[Any]) -> Transition:
+Transition: TypeAlias = Advance | CarryOn | Repeat | Park | SpawnChildren | Finish | GiveBack
+
+
+def transition(  # noqa: PLR0911  one for each outcome
+    claim: Claim, outcome: object, state: object, machine: FSM[Any]
+) -> Transition:
     """Turn an outcome of this claim into the row's change; `state` stands in where the outcome has none.
 
     BadOutcome or Unstorable if the outcome is malformed or cannot be stored.
@@ -157,8 +170,11 @@ def transition(claim: Claim, outcome: object, state: object, machine: FSM[Any]) 
             return Finish(claim.id, claim.fence, Status.DONE, encode_object(result, what="result"), None)
         case outcomes.Stop(reason):
             return stop(claim, reason)
+        case outcomes.Interrupted():
+            return GiveBack(claim.id, claim.fence)
     raise BadOutcome(
-        f"step {claim.step!r} returned {show(outcome)}; it must return Next, Retry, Again, Await, Spawn, Done or Stop"
+        f"step {claim.step!r} returned {show(outcome)}; it must return Next, Retry, Again, Await, Spawn, Done, Stop or "
+        "Interrupted"
     )
 
 
@@ -211,7 +227,7 @@ def snoozed(claim: Claim, snooze: Snooze) -> Repeat:
 
 def with_error(claim: Claim, change: Transition, error: BaseException) -> Transition:
     """Record the error that the transition is the answer to."""
-    if isinstance(change, Finish):
+    if isinstance(change, Finish | GiveBack):
         return change
     answer = evolve(change, error=error_text(describe(error)))
     if isinstance(answer, Park) and answer.step == claim.step:

@@ -14,7 +14,7 @@ from gendurable.core.codec import encode_value
 from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.limits import DEFAULT_LIMITS, check_key, check_name, show
-from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren, Transition
+from gendurable.core.transition import Advance, CarryOn, Finish, GiveBack, Park, Repeat, SpawnChildren, Transition
 from gendurable.db import store
 from gendurable.db.connection import Connection, one_commit, pipeline, set_locally
 from gendurable.db.faults import is_locked
@@ -156,6 +156,8 @@ def _write(conn: Connection, kinds: Mapping[type, list[Any]], ahead: timedelta) 
         answers.append(store.repeat(conn, repeats, ahead=ahead))
     if parks := kinds.get(Park):
         answers += store.park(conn, parks, ahead=ahead), store.recheck_parked(conn, parks, ahead=ahead)
+    if interrupted := kinds.get(GiveBack):
+        answers.append(store.release(conn, interrupted))
     # Ends last: they lock parents, and whoever holds a parent then waits for nothing but another parent.
     if ends := kinds.get(Finish):
         answers.append(store.finish(conn, ends, ahead=ahead))

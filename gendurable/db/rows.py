@@ -29,6 +29,14 @@ class Reaped:
 
 
 @frozen
+class Lost:
+    """A claim that holds no longer."""
+
+    id: int
+    fence: int
+
+
+@frozen
 class Woken:
     """A parked instance that became runnable."""
 

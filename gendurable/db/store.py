@@ -18,7 +18,19 @@ from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren
 from gendurable.db.arrays import binaries, integers, intervals, sparse, texts
 from gendurable.db.connection import Connection, needs_transaction, one_commit
-from gendurable.db.rows import Count, Delivery, Due, Ended, Examination, Reaped, ServerFacts, Unserved, Woken, WorkerRow
+from gendurable.db.rows import (
+    Count,
+    Delivery,
+    Due,
+    Ended,
+    Examination,
+    Lost,
+    Reaped,
+    ServerFacts,
+    Unserved,
+    Woken,
+    WorkerRow,
+)
 from gendurable.db.statements import statement
 
 T = TypeVar("T")
@@ -121,8 +133,13 @@ def extend_leases(
     return _scalars(conn, "extend_leases", **_fences(claims), lease=lease, ahead=ahead)
 
 
+def find_lost(conn: Connection, claims: Sequence[Fenced]) -> Rows[Lost]:
+    """Name those of some claims that hold no longer."""
+    return _rows(conn, Lost, "find_lost", **_fences(claims))
+
+
 def release(conn: Connection, claims: Sequence[Fenced]) -> Rows[int]:
-    """Hand back claims whose step never started."""
+    """Hand back claims whose step never started, or was interrupted."""
     return _scalars(conn, "release", **_fences(claims))
 
 

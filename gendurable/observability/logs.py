@@ -34,6 +34,7 @@ Fields: TypeAlias = dict[str, Any]
 LEVELS: dict[type[Event], Level] = {
     events.StepCommitted: "info",
     events.OutcomeStale: "warning",
+    events.ClaimLost: "warning",
     events.StepFailed: "warning",
     events.StepCrashed: "error",
     events.Claimed: "debug",

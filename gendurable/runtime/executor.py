@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from gendurable.core.claim import Claim, StoredChild, StoredSignal
 from gendurable.core.codec import decode_readable, decode_value
-from gendurable.core.context import Child, Context, Signal
+from gendurable.core.context import NEVER, Child, Context, Flag, Signal
 from gendurable.core.fsm import FSM, Step, definition, state_check
 from gendurable.core.policy import read_policy
 from gendurable.core.status import Status
-from gendurable.core.transition import Transition, snoozed, stop, transition, with_error
+from gendurable.core.transition import GiveBack, Transition, snoozed, stop, transition, with_error
 from gendurable.errors import BadOutcome, Snooze, UndecodableRow
 
 # Told of each error on the way to a transition, and whose it is: "exception" and "bad_outcome" of the step, "handler",
@@ -24,7 +24,35 @@ def _ignore(kind: str, error: Exception) -> None:
     """Report to nobody."""
 
 
-def execute(claim: Claim, machine: FSM[Any], report: Report = _ignore) -> Transition:
+class Surroundings(Protocol):
+    """What a context tells of the run itself, besides the row."""
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the run must have ended, the instance's own deadline aside."""
+
+    @property
+    def cancelled(self) -> Flag:
+        """Whether the run's outcome counts no more."""
+
+    @property
+    def shutting_down(self) -> Flag:
+        """Whether the worker wants to end."""
+
+
+@frozen
+class Calm:
+    """The surroundings of a run that nothing can disturb."""
+
+    deadline: datetime | None = None
+    cancelled: Flag = NEVER
+    shutting_down: Flag = NEVER
+
+
+CALM = Calm()
+
+
+def execute(claim: Claim, machine: FSM[Any], report: Report = _ignore, run: Surroundings = CALM) -> Transition:
     """Run the claimed step to a transition.
 
     Whatever Exception comes up becomes one too. SystemExit and its like pass through: they are crashes, without an
@@ -32,7 +60,7 @@ def execute(claim: Claim, machine: FSM[Any], report: Report = _ignore) -> Transi
     """
     try:
         step = _find_step(claim, machine)
-        ctx = _context(claim, machine)
+        ctx = _context(claim, machine, run)
     except Exception as error:  # noqa: BLE001  a row that cannot be read must not hurt its neighbours
         report("undecodable", error)
         return stop(claim, error)
@@ -40,12 +68,12 @@ def execute(claim: Claim, machine: FSM[Any], report: Report = _ignore) -> Transi
     try:
         outcome = step.function(machine, ctx)
         kind = "bad_outcome"
-        return transition(claim, outcome, ctx.state, machine)
+        return _judged(claim, machine, outcome, ctx)
     except Snooze as snooze:
-        return _put_off(claim, machine, snooze, report)
+        return _put_off(claim, machine, snooze, report, run)
     except Exception as error:  # noqa: BLE001  the step's error, whatever it is, is for its handler
         report(kind, error)
-        return _handled(claim, machine, error, report)
+        return _handled(claim, machine, error, report, run)
 
 
 def _find_step(claim: Claim, machine: FSM[Any]) -> Step[Any, Any]:
@@ -55,26 +83,36 @@ def _find_step(claim: Claim, machine: FSM[Any]) -> Step[Any, Any]:
     return step
 
 
-def _put_off(claim: Claim, machine: FSM[Any], snooze: Snooze, report: Report) -> Transition:
+def _judged(claim: Claim, machine: FSM[Any], outcome: object, ctx: Context[Any]) -> Transition:
+    change = transition(claim, outcome, ctx.state, machine)
+    if isinstance(change, GiveBack) and not ctx.shutting_down.is_set():
+        raise BadOutcome(
+            f"step {claim.step!r} returned Interrupted, but nothing interrupts it: return it only while "
+            "ctx.shutting_down is set"
+        )
+    return change
+
+
+def _put_off(claim: Claim, machine: FSM[Any], snooze: Snooze, report: Report, run: Surroundings) -> Transition:
     try:
         return snoozed(claim, snooze)
     except BadOutcome as error:
         report("bad_outcome", error)
-        return _handled(claim, machine, error, report)
+        return _handled(claim, machine, error, report, run)
 
 
-def _handled(claim: Claim, machine: FSM[Any], error: Exception, report: Report) -> Transition:
+def _handled(claim: Claim, machine: FSM[Any], error: Exception, report: Report, run: Surroundings) -> Transition:
     try:
         # Decoded afresh: what the failed step did to its state, the handler must not see.
-        ctx = _bare_context(claim, machine)
+        ctx = _bare_context(claim, machine, run)
         outcome = machine.handle(error, ctx)
-        return with_error(claim, transition(claim, outcome, ctx.state, machine), error)
+        return with_error(claim, _judged(claim, machine, outcome, ctx), error)
     except Exception as second:  # noqa: BLE001  nobody is left to ask
         report("handler", second)
         return stop(claim, second)
 
 
-def _bare_context(claim: Claim, machine: FSM[Any]) -> Context[Any]:
+def _bare_context(claim: Claim, machine: FSM[Any], run: Surroundings) -> Context[Any]:
     mine = definition(type(machine))
     policy = mine.policy(claim.step)
     return Context(
@@ -87,11 +125,20 @@ def _bare_context(claim: Claim, machine: FSM[Any]) -> Context[Any]:
         parent_id=claim.parent_id,
         last_error=claim.last_error,
         retry=policy if claim.retry is None else read_policy(claim.retry, policy),
+        deadline=run.deadline if claim.deadline is None else _earlier(run.deadline, claim.deadline),
+        cancelled=run.cancelled,
+        shutting_down=run.shutting_down,
+        cancel_reason=claim.cancel_reason,
     )
 
 
-def _context(claim: Claim, machine: FSM[Any]) -> Context[Any]:
-    ctx = _bare_context(claim, machine)
+def _earlier(deadline: datetime | None, stored: str) -> datetime:
+    ending = _instant(stored, what="the deadline of the instance")
+    return ending if deadline is None else min(deadline, ending)
+
+
+def _context(claim: Claim, machine: FSM[Any], run: Surroundings) -> Context[Any]:
+    ctx = _bare_context(claim, machine, run)
     if not claim.inbox and not claim.children:
         return ctx
     inbox = tuple(_signal(signal) for signal in claim.inbox)
@@ -107,12 +154,16 @@ def _context(claim: Claim, machine: FSM[Any]) -> Context[Any]:
 
 
 def _signal(stored: StoredSignal) -> Signal:
-    try:
-        inserted_at = datetime.fromisoformat(stored.inserted_at)
-    except ValueError as error:
-        raise UndecodableRow(f"signal {stored.id} has the time {stored.inserted_at!r}, which cannot be read") from error
+    inserted_at = _instant(stored.inserted_at, what=f"the time of signal {stored.id}")
     payload = decode_value(stored.payload, what=f"payload of signal {stored.id}")
     return Signal(stored.id, stored.name, payload, stored.dedup_key, inserted_at)
+
+
+def _instant(stored: str, *, what: str) -> datetime:
+    try:
+        return datetime.fromisoformat(stored)
+    except ValueError as error:
+        raise UndecodableRow(f"{what} is {stored!r}, which cannot be read") from error
 
 
 def _child(stored: StoredChild) -> Child:

@@ -27,6 +27,7 @@ from gendurable.events import (
 )
 from gendurable.runtime.committer import OnSettled, Performed, report, wakes
 from gendurable.runtime.committing import settle
+from gendurable.runtime.executions import Executions
 from gendurable.runtime.executor import Report, execute
 from gendurable.runtime.loop import FIRST_SETBACK, LONGEST_SETBACK, jittered
 from gendurable.runtime.partitions import LockConnections
@@ -38,6 +39,7 @@ class Runner:
 
     machines: Mapping[tuple[str, int], Machine]
     locks: LockConnections
+    executions: Executions
     emit: Listener
     submit: Callable[[Performed], None]
     on_settled: OnSettled
@@ -62,12 +64,15 @@ class Runner:
         """Run the step; None if it crashed."""
         started = monotonic()
         step = CurrentStep(claim.id, claim.fsm, claim.step)
+        execution = self.executions.begin(claim)
         try:
             machine = self.machines[claim.fsm, claim.fsm_version]
-            change = in_step(step, execute, claim, machine, self._reporter(claim))
+            change = in_step(step, execute, claim, machine, self._reporter(claim), execution)
         except BaseException as error:  # noqa: BLE001  SystemExit and its like: a crash, as a dead process would be
             self._crashed(claim, error)
             return None
+        finally:
+            self.executions.end(execution)
         seconds = monotonic() - started
         self.learn(claim, seconds)
         return Performed(claim, keep_claim(claim, change, machine), seconds)

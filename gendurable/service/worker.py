@@ -20,9 +20,10 @@ from gendurable.db import migrate, store
 from gendurable.db.connection import Connection, Database, EngineConnection
 from gendurable.db.faults import is_passing
 from gendurable.db.operations import give_back
-from gendurable.db.rows import ServerFacts
+from gendurable.db.rows import Lost, ServerFacts
 from gendurable.errors import DatabaseUnavailable, GenDurableError
 from gendurable.events import (
+    ClaimLost,
     ClaimsReclaimed,
     DrainFinished,
     DrainStarted,
@@ -33,6 +34,7 @@ from gendurable.events import (
 )
 from gendurable.observability.metrics import Metrics, Sample
 from gendurable.runtime.committer import Committer
+from gendurable.runtime.executions import Executions
 from gendurable.runtime.heartbeat import Heartbeat
 from gendurable.runtime.inflight import Inflight
 from gendurable.runtime.loop import Loop, Wires
@@ -66,7 +68,8 @@ class Worker:
         self.config = config
         self.id = worker_id
         self.inflight = Inflight()
-        self.is_draining = False
+        self._shutting_down = threading.Event()
+        self._executions = Executions(self._shutting_down)
         self._emit = emit
         self._registry = registry
         self._stopping = threading.Event()
@@ -90,6 +93,7 @@ class Worker:
         self._runner = Runner(
             machines=registry.machines,
             locks=self._locks,
+            executions=self._executions,
             emit=emit,
             submit=self._committer.submit,
             on_settled=self._settled,
@@ -153,6 +157,11 @@ class Worker:
                 return False
             raise
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the worker wants to end."""
+        return self._shutting_down.is_set()
+
     def stuck_loops(self) -> list[str]:
         """Return the names of loops that have not turned for too long."""
         return [loop.name for loop in self._loops if loop.overdue() > STUCK]
@@ -201,7 +210,7 @@ class Worker:
         """Claim no more, give back what was not started, wait for the rest; return how many steps still run."""
         started = monotonic()
         deadline = started + self.config.drain_timeout.total_seconds()
-        self.is_draining = True
+        self._shutting_down.set()
         running = sum(poller.slots.busy for poller in self.pollers.values())
         for poller in self.pollers.values():
             poller.stop()
@@ -261,6 +270,10 @@ class Worker:
         for queue, group in groupby(sorted(pairs, key=_queue), _queue):
             self.pollers[queue].slots.offer([successor for _, successor in group])
 
+    def _lost(self, lost: Sequence[Lost]) -> None:
+        for claim in self._executions.lose(lost):
+            self._emit(ClaimLost(claim.id, claim.queue, claim.fsm, claim.step))
+
     def _due(self, queues: frozenset[str]) -> None:
         for queue in queues:
             poller = self.pollers.get(queue)
@@ -310,6 +323,7 @@ class Worker:
             every=every,
             lease=config.lease,
             held=self.inflight.all,
+            on_lost=self._lost,
             beat=self._beat,
         )
         maintenance = Maintenance(

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any, TypeVar
 
-from gendurable.core.context import Child, Context, Signal
+from gendurable.core.context import Child, Context, Fixed, Flag, Signal
 from gendurable.core.policy import RetryPolicy
 from gendurable.core.status import Status
 
@@ -69,10 +69,15 @@ def context(
     parent_id: int | None = None,
     last_error: str | None = None,
     retry: RetryPolicy | None = None,
+    deadline: datetime | None = None,
+    cancelled: bool | Flag = False,
+    shutting_down: bool | Flag = False,
+    cancel_reason: str | None = None,
 ) -> Context[S]:
     """Make the context that a step is called with.
 
-    What is awaited is in the inbox too; `joined` are the children of the last round unless given.
+    What is awaited is in the inbox too; `joined` are the children of the last round unless given. `cancelled` and
+    `shutting_down` stay as given; to have one change while the step runs, give a `threading.Event`.
     """
     waited = tuple(awaited)
     born = tuple(children)
@@ -91,4 +96,12 @@ def context(
         parent_id=parent_id,
         last_error=last_error,
         retry=retry,
+        deadline=deadline,
+        cancelled=_flag(cancelled),
+        shutting_down=_flag(shutting_down),
+        cancel_reason=cancel_reason,
     )
+
+
+def _flag(given: bool | Flag) -> Flag:
+    return Fixed(given) if isinstance(given, bool) else given

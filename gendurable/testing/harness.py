@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gendurable.core.claim import Claim
+from gendurable.core.context import Fixed
 from gendurable.core.duration import ZERO, Duration, to_timedelta
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.limits import check_name, show
@@ -27,7 +28,7 @@ from gendurable.db.operations import (
 from gendurable.db.rows import Delivery
 from gendurable.errors import InvalidInstance, RunawayError
 from gendurable.runtime.committing import settle
-from gendurable.runtime.executor import execute
+from gendurable.runtime.executor import CALM, Calm, Surroundings, execute
 from gendurable.runtime.sweeping import reap_expired, wake_overdue
 
 BATCH = 100
@@ -87,17 +88,24 @@ class Harness:
             raise InvalidInstance(f"by: the clock runs forward only, not by {by!r}")
         self._ahead += step
 
-    def drain(self, queue: str | None = None, max_steps: int = 1000) -> dict[str, int]:
+    def drain(self, queue: str | None = None, max_steps: int = 1000, *, shutting_down: bool = False) -> dict[str, int]:
         """Run everything due, await deadlines and expired leases included, until nothing is.
 
         Returns how many outcomes of each kind were committed; a step that ended in SystemExit or its like counts as
         "crash" and leaves its row to its lease, as a dead worker would. RunawayError if more is due after `max_steps`.
+
+        With `shutting_down` as in a worker that was just told to end: what is due now runs once, with
+        `ctx.shutting_down` set, and nothing after it.
         """
         if queue is not None:
             check_name("queue", queue)
         if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
             raise InvalidInstance(f"max_steps: {show(max_steps)} is no number of steps: give zero or more")
         tally: Counter[str] = Counter()
+        if shutting_down:
+            due = [claim for batch in iter(lambda: self._claim(queue, BATCH), []) for claim in batch]
+            self._run(due, tally, Calm(shutting_down=Fixed(value=True)))
+            return dict(tally)
         left = max_steps
         while claims := self._claim(queue, limit=min(BATCH, left) or 1):
             if not left:
@@ -128,13 +136,13 @@ class Harness:
                 return claims
         return []
 
-    def _run(self, claims: list[Claim], tally: Counter[str]) -> None:
+    def _run(self, claims: list[Claim], tally: Counter[str], run: Surroundings = CALM) -> None:
         changes: list[Transition] = []
         for claim in claims:
             machine = self.registry.get(claim.fsm, claim.fsm_version)
             assert machine is not None, "the claim asks for our machines only"  # noqa: S101
             try:
-                changes.append(execute(claim, machine))
+                changes.append(execute(claim, machine, run=run))
             except CRASHES:
                 tally["crash"] += 1
         tally.update(change.kind for change in settle(self._conn, changes, ahead=self._ahead).written)

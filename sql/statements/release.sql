@@ -1,4 +1,4 @@
--- release: hand back claims whose step never started; attempt and place in the queue stay as they were.
+-- release: hand back claims whose step never started or was interrupted; attempt and place in the queue stay as they were.
 with held as (
   select g.id
   from gen_durable g

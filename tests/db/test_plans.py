@@ -301,6 +301,7 @@ OUTCOMES: dict[str, Callable[[int], object]] = {
     "lock_claims": Held,
     "release": Held,
     "extend_leases": Held,
+    "find_lost": Held,
 }
 
 

@@ -281,6 +281,24 @@ def test_the_heartbeat_extends_exactly_the_claims_that_hold(conn: Connection):
     assert store.extend_leases(conn, [claims[0], stale, claims[2]], lease=LEASE).all() == [claims[2].id]
 
 
+def test_a_claim_is_lost_when_it_was_reaped_taken_anew_or_ended_but_not_when_its_row_is_held(
+    conn: Connection, new_conn: NewConn
+):
+    holder = new_conn()
+    held, ended, reaped, again = claimed_and_expired(conn, 4)
+    store.extend_leases(conn, [held, ended], lease=LEASE)
+    reap(conn)
+    [anew] = claim(conn, limit=1)
+    again, reaped = sorted((again, reaped), key=lambda each: each.id != anew.id)
+    commit(conn, [is_done(ended)])
+    claims = [held, ended, reaped, again, anew]
+    with hold(holder, held.id):
+        missing = {each.id for each in claims} - set(store.extend_leases(conn, claims, lease=LEASE))
+        assert held.id in missing, "to take every missing claim for a lost one would be wrong"
+        lost = {(each.id, each.fence) for each in store.find_lost(conn, claims)}
+    assert lost == {(each.id, each.fence) for each in (ended, reaped, again)}
+
+
 def test_a_heartbeat_that_meets_the_reaper_in_its_transaction_leaves_the_row_to_it(conn: Connection, new_conn: NewConn):
     reaper = new_conn()
     first, second = claimed_and_expired(conn, 2)

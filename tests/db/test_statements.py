@@ -54,6 +54,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "load_signals": lambda c: store.load_signals(c, ids=[1]),
     "load_children": lambda c: store.load_children(c, ids=[1]),
     "extend_leases": lambda c: store.extend_leases(c, [Held()], lease=MINUTE),
+    "find_lost": lambda c: store.find_lost(c, [Held()]),
     "release": lambda c: store.release(c, [Held()]),
     "lock_claims": lambda c: store.lock_claims(c, [Held()]),
     "advance": lambda c: store.advance(c, [Advance(1, 1, "s", "{}", ZERO, (1,))]),

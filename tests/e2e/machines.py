@@ -2,12 +2,13 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 from attrs import evolve, frozen
 from stage import Stage
 
-from gendurable import FSM, Await, Context, Done, Job, Next, Outcome, Retry, Spawn, Stop, step
+from gendurable import FSM, Await, Context, Done, Interrupted, Job, Next, Outcome, Retry, Spawn, Stop, step
 
 
 @frozen
@@ -47,6 +48,21 @@ class Gated(Job[Scene], name="gated"):
         wait_at_gate(ctx)
         note("left", ctx)
         return {"by": ctx.attempt}
+
+
+class Attentive(Job[Scene], name="attentive", max_attempts=3):
+    """Waits until it is told something: that its worker goes, or that it is no longer wanted."""
+
+    def perform(self, ctx: Context[Scene]) -> dict[str, Any] | Interrupted:
+        note("entered", ctx)
+        while not ctx.shutting_down.is_set():
+            if ctx.cancelled.wait(0.02):
+                note("cancelled", ctx)
+                return {"by": "nobody"}
+            if (Path(ctx.state.stage) / "gate on").exists():
+                return {"by": ctx.attempt}
+        note("interrupted", ctx)
+        return Interrupted()
 
 
 class Stepwise(FSM[Scene], name="stepwise"):

@@ -45,6 +45,7 @@ gendurable_build_info gauge version python postgres schema_version
 EVENTS: list[Event] = [
     events.StepCommitted(7, "default", "checkout", 1, "ship", "next", 0, 0.02),
     events.OutcomeStale(7, "default", "checkout", "ship", "next"),
+    events.ClaimLost(7, "default", "checkout", "ship"),
     events.StepFailed(7, "default", "checkout", "ship", 0, "exception", "ValueError: no"),
     events.StepCrashed(7, "default", "checkout", "ship", "SystemExit"),
     events.Claimed("default", 2, 0.01, (0.5, 1.5)),

@@ -1,5 +1,6 @@
 """The values that unit tests are made of."""
 
+import threading
 from datetime import UTC, datetime
 
 import attrs
@@ -57,6 +58,26 @@ def test_everything_in_a_context_can_be_said():
         *(7, "shop", 3, "ship", 4, 5),
         "OSError: disk",
     )
+
+
+def test_what_a_worker_may_say_while_a_step_runs_can_be_said_too():
+    at = datetime(2024, 1, 1, tzinfo=UTC)
+    calm = context(None)
+    assert (calm.deadline, calm.cancelled.is_set(), calm.shutting_down.is_set(), calm.cancel_reason) == (
+        *(None, False, False),
+        None,
+    )
+    assert calm.cancelled.wait() is False, "nobody could ever set it"
+    told = context(None, deadline=at, cancelled=True, shutting_down=True, cancel_reason="changed my mind")
+    assert (told.deadline, told.cancelled.is_set(), told.shutting_down.wait(), told.cancel_reason) == (
+        *(at, True, True),
+        "changed my mind",
+    )
+    stop = threading.Event()
+    ctx = context(None, cancelled=stop)
+    assert not ctx.cancelled.is_set()
+    stop.set()
+    assert ctx.cancelled.is_set()
 
 
 def test_what_is_awaited_is_in_the_inbox_too():
