@@ -104,8 +104,12 @@ class Database:
         patience: float | None = None,
         lock_timeout: timedelta | None = None,
         steady: bool = False,
+        forgettable: bool = False,
     ) -> EngineConnection:
         """Open a connection that is ready for the engine's statements; `steady`: and for no others.
+
+        `forgettable`: its commits need not wait for the disk. For claims and leases only: should a crash of the server
+        undo one, the row is as it was before, and an outcome finds its fence or is stale.
 
         The server gives up on a statement after `statement_timeout`; should its answer not come, we do a little later,
         or after `patience`.
@@ -118,7 +122,7 @@ class Database:
         limit = self.statement_timeout.total_seconds()
         conn.patience = patience or limit + min(limit, LONGEST_JOURNEY)
         try:
-            self.set_up(conn, lock_timeout=lock_timeout, steady=steady)
+            self.set_up(conn, lock_timeout=lock_timeout, steady=steady, forgettable=forgettable)
         except psycopg.Error as error:
             conn.close()
             raise DatabaseUnavailable(f"lost {target(self.dsn)} while connecting: {one_line(error)}") from error
@@ -130,7 +134,14 @@ class Database:
         others = start_up(self.dsn, application, self.connect_timeout)
         return {"autocommit": True, "prepare_threshold": prepare_threshold, **others}
 
-    def set_up(self, conn: EngineConnection, *, lock_timeout: timedelta | None = None, steady: bool = False) -> None:
+    def set_up(
+        self,
+        conn: EngineConnection,
+        *,
+        lock_timeout: timedelta | None = None,
+        steady: bool = False,
+        forgettable: bool = False,
+    ) -> None:
         """Make a new connection ready for the engine's statements: pin what they rely on.
 
         Read committed: the recheck after a park must see what was committed since. UTC and ISO dates: times that travel
@@ -147,6 +158,8 @@ class Database:
         }
         if lock_timeout is not None:
             settings["lock_timeout"] = f"{lock_timeout // MILLISECOND}ms"
+        if forgettable:
+            settings["synchronous_commit"] = "off"
         if self.pooled:
             conn.local = set_config(settings, local=True)
             return

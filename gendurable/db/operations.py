@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 import psycopg
-from attrs import evolve, frozen
+from attrs import frozen
 
 from gendurable.core.claim import Claim
 from gendurable.core.codec import encode_value
@@ -75,7 +75,7 @@ def claim_batch(
         if not conn.closed:
             store.release(conn, claims)
         raise
-    return [evolve(claim, inbox=inboxes.get(claim.id, ()), children=families.get(claim.id, ())) for claim in claims]
+    return [claim._replace(inbox=inboxes.get(claim.id, ()), children=families.get(claim.id, ())) for claim in claims]
 
 
 def give_back(conn: Connection, claims: Sequence[Claim]) -> list[int]:
@@ -90,17 +90,20 @@ def give_back(conn: Connection, claims: Sequence[Claim]) -> list[int]:
     return [id_ for claim in claims for id_ in give_back(conn, [claim])]
 
 
-def take_key(conn: Connection, claim: Claim, key: str) -> bool:
-    """Take a claim's partition key for this session; false, and nothing taken, if a sibling runs or may still run."""
+def take_keys(conn: Connection, claims: Sequence[Claim]) -> list[Claim]:
+    """Take claims' partition keys, all different, for this session; return those whose siblings do not and may not run.
+
+    Of the keys of the others nothing is held.
+    """
+    keys = [claim.partition_key or "" for claim in claims]
     with pipeline(conn):
-        locked = store.lock_partition(conn, key=key)
-        sibling = store.find_sibling(conn, key=key, id=claim.id)
-    if not locked.one():
-        return False
-    if sibling.one() is None:
-        return True
-    store.unlock_partition(conn, key=key)
-    return False
+        locked = store.lock_partitions(conn, keys=keys)
+        # A statement of its own, for a snapshot that is newer than the locks.
+        siblings = store.find_siblings(conn, keys=keys, ids=[claim.id for claim in claims])
+    held, busy = set(locked), set(siblings)
+    if refused := held & busy:
+        store.unlock_partitions(conn, keys=sorted(refused))
+    return [claim for claim in claims if claim.partition_key in held - busy]
 
 
 @frozen
@@ -112,11 +115,11 @@ class Committed:
 
 
 def commit(
-    conn: Connection, changes: Sequence[Transition], *, unlock: str | None = None, ahead: timedelta = ZERO
+    conn: Connection, changes: Sequence[Transition], *, unlock: Sequence[str] = (), ahead: timedelta = ZERO
 ) -> Committed:
     """Write a batch of outcomes in one transaction; those whose fence no longer holds are stale and change nothing.
 
-    `unlock` is a partition key whose lock this session holds: let go in the same round trip, after the commit.
+    `unlock` are partition keys whose locks this session holds: let go in the same round trip, after the commit.
 
     However many outcomes and kinds: at most one statement per kind, one for the locks and one for the
     recheck.
@@ -127,7 +130,7 @@ def commit(
     kinds: dict[type, list[Any]] = {}
     for id_ in sorted(newest):
         kinds.setdefault(type(newest[id_]), []).append(newest[id_])
-    with one_commit(conn, after=None if unlock is None else lambda: store.unlock_partition(conn, key=unlock)):
+    with one_commit(conn, after=(lambda: store.unlock_partitions(conn, keys=unlock)) if unlock else None):
         answers = _write(conn, kinds, ahead)
     rows = [row for answer in answers for row in answer]
     written = {row.id if isinstance(row, Ended) else row for row in rows if not isinstance(row, Woken)}

@@ -273,19 +273,19 @@ def gc(conn: Connection, *, older_than: timedelta, after: int, limit: int, ahead
 # A worker process.
 
 
-def lock_partition(conn: Connection, *, key: str) -> Rows[bool]:
-    """Take a partition key's lock for this session; false if another session has it."""
-    return _scalars(conn, "lock_partition", key=key, **{"class": LOCK_CLASS})
+def lock_partitions(conn: Connection, *, keys: Sequence[str]) -> Rows[str]:
+    """Take partition keys' locks for this session; those that another session has are missing from the answer."""
+    return _scalars(conn, "lock_partitions", keys=list(keys), **{"class": LOCK_CLASS})
 
 
-def find_sibling(conn: Connection, *, key: str, id: int) -> Rows[int]:  # noqa: A002  the column's name
-    """Return the id of another instance of a partition key that is executing."""
-    return _scalars(conn, "find_sibling", key=key, id=id)
+def find_siblings(conn: Connection, *, keys: Sequence[str], ids: Sequence[int]) -> Rows[str]:
+    """Return the keys of which another instance is executing than the one beside it in `ids`."""
+    return _scalars(conn, "find_siblings", keys=list(keys), ids=integers(ids))
 
 
-def unlock_partition(conn: Connection, *, key: str) -> Rows[bool]:
-    """Let go of a partition key's lock; false if this session did not hold it."""
-    return _scalars(conn, "unlock_partition", key=key, **{"class": LOCK_CLASS})
+def unlock_partitions(conn: Connection, *, keys: Sequence[str]) -> Rows[str]:
+    """Let go of partition keys' locks; those that this session did not hold are missing from the answer."""
+    return _scalars(conn, "unlock_partitions", keys=list(keys), **{"class": LOCK_CLASS})
 
 
 def end_session(conn: Connection, *, pid: int, started: datetime) -> Rows[bool]:

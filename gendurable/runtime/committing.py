@@ -28,12 +28,12 @@ class Settled:
 
 
 def settle(
-    conn: Connection, changes: Sequence[Transition], *, unlock: str | None = None, ahead: timedelta = ZERO
+    conn: Connection, changes: Sequence[Transition], *, unlock: Sequence[str] = (), ahead: timedelta = ZERO
 ) -> Settled:
     """Commit a batch; what was written is not quite what was given if one was refused.
 
     A refused batch is split until the culprit is alone; that one ends `failed` with the database's words.
-    `unlock` is a partition key whose lock this session lets go of after the commit.
+    `unlock` are partition keys whose locks this session lets go of after the last commit.
     """
     if not changes:
         return Settled()
@@ -51,7 +51,7 @@ def settle(
 
 
 def _end(
-    conn: Connection, change: Transition, error: psycopg.Error, *, unlock: str | None, ahead: timedelta
+    conn: Connection, change: Transition, error: psycopg.Error, *, unlock: Sequence[str], ahead: timedelta
 ) -> Settled:
     # Only the message: the detail of a violated constraint shows the whole row.
     words = error.diag.message_primary or one_line(error)
@@ -63,7 +63,7 @@ def _end(
         if not is_refusal(second):
             raise
         # Not even that: the row is left to its lease, so that its neighbours can go on.
-        if unlock is not None:
-            store.unlock_partition(conn, key=unlock)
+        if unlock:
+            store.unlock_partitions(conn, keys=unlock)
         return Settled()
     return Settled(committed.written, committed.woken)

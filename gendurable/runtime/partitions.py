@@ -113,12 +113,12 @@ def check_session_locks(connect: Callable[[], Connection]) -> str | None:
         pids = {_backend(first) for _ in range(5)}
         if len(pids) > 1:
             return "the server session changes from one transaction to the next"
-        held = store.lock_partition(first, key=key).one()
-        if store.lock_partition(second, key=key).one():
-            store.unlock_partition(second, key=key)
-            store.unlock_partition(first, key=key)
+        held = store.lock_partitions(first, keys=[key]).one()
+        if store.lock_partitions(second, keys=[key]).one():
+            store.unlock_partitions(second, keys=[key])
+            store.unlock_partitions(first, keys=[key])
             return "two connections were granted the same session lock"
-        if not held or not store.unlock_partition(first, key=key).one():
+        if not held or not store.unlock_partitions(first, keys=[key]).one():
             return "a session lock was gone in the next transaction"
         return None
 

@@ -1,10 +1,15 @@
-"""How far ahead of its threads a queue claims: a number, or as much as it finishes in a fraction of a second."""
+"""How far ahead of its threads a queue claims, and how many keyed claims share a session: by what its steps take."""
 
 from typing import Literal
 
+from gendurable.core.claim import Claim
+
 # What waits here is out of other workers' reach and blind to newer, more urgent rows: keep that short.
 SECONDS_AHEAD = 0.2
-MOST = 2000
+MOST_AHEAD = 2000
+# What shares a session starts and is committed one after the other: worth it only for steps that take no time.
+SECONDS_TOGETHER = 0.002
+MOST_TOGETHER = 32
 WEIGHT = 0.05
 
 
@@ -15,19 +20,33 @@ class Prefetch:
         """Take the setting and the number of threads."""
         self._fixed = None if setting == "auto" else setting
         self._size = size
+        # Of all steps, and of each that runs under a partition key. Lost updates between threads do no harm.
         self._mean: float | None = None
+        self._keyed: dict[tuple[str, str], float] = {}
 
-    def learn(self, seconds: float) -> None:
+    def learn(self, claim: Claim, seconds: float) -> None:
         """Take note of one step's duration."""
-        if self._fixed is None:
-            # Lost updates between threads do no harm: it is an average.
-            self._mean = seconds if self._mean is None else self._mean + WEIGHT * (seconds - self._mean)
+        self._mean = _mean(self._mean, seconds)
+        if claim.partition_key is not None:
+            step = claim.fsm, claim.step
+            self._keyed[step] = _mean(self._keyed.get(step), seconds)
 
     @property
     def depth(self) -> int:
         """How many claims may wait."""
         if self._fixed is not None:
             return self._fixed
-        if self._mean is None:
-            return 0
-        return min(MOST, int(self._size * SECONDS_AHEAD / max(self._mean, 1e-6)))
+        return _finished(self._size * SECONDS_AHEAD, self._mean, MOST_AHEAD)
+
+    def together(self, claim: Claim) -> int:
+        """Say how many claims with a partition key, this one among them, a thread may take at a time."""
+        return max(1, _finished(SECONDS_TOGETHER, self._keyed.get((claim.fsm, claim.step)), MOST_TOGETHER))
+
+
+def _mean(mean: float | None, seconds: float) -> float:
+    return seconds if mean is None else mean + WEIGHT * (seconds - mean)
+
+
+def _finished(seconds: float, mean: float | None, most: int) -> int:
+    """How many steps are over within that time; none, as long as nothing is known."""
+    return 0 if mean is None else min(most, int(seconds / max(mean, 1e-6)))

@@ -1,7 +1,8 @@
 """Runner: one claim on one thread, from the context to an outcome that is on its way into the database."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic, sleep
 
 import psycopg
@@ -13,8 +14,8 @@ from gendurable.core.transition import keep_claim
 from gendurable.current import CurrentStep, in_step
 from gendurable.db import store
 from gendurable.db.connection import Connection, EngineConnection, one_line
-from gendurable.db.faults import is_passing, is_read_only
-from gendurable.db.operations import take_key
+from gendurable.db.faults import is_locked, is_passing, is_read_only
+from gendurable.db.operations import give_back, take_keys
 from gendurable.errors import describe
 from gendurable.events import (
     BatchCommitted,
@@ -32,6 +33,9 @@ from gendurable.runtime.executor import Report, execute
 from gendurable.runtime.loop import FIRST_SETBACK, LONGEST_SETBACK, jittered
 from gendurable.runtime.partitions import LockConnections
 
+# Performed steps of several keys wait no longer than this for others that share their session.
+SECONDS_UNCOMMITTED = 0.01
+
 
 @frozen(kw_only=True)
 class Runner:
@@ -48,17 +52,21 @@ class Runner:
     learn: Callable[[Claim, float], None]
     stopping: threading.Event
 
-    def run(self, claim: Claim) -> None:
-        """Run a claim; never raises."""
+    def run(self, claims: Sequence[Claim]) -> None:
+        """Run a claim, or several of different partition keys one after the other; never raises."""
         try:
-            if claim.partition_key is None:
-                performed = self._perform(claim)
-                if performed is not None:
-                    self.submit(performed)
+            if claims[0].partition_key is None:
+                self._run_plain(claims[0])
             else:
-                self._run_keyed(claim, claim.partition_key)
-        except BaseException as error:  # noqa: BLE001  a bug of ours must not cost the thread; the reaper has the row
-            self._crashed(claim, error)
+                self._run_keyed(claims)
+        except BaseException as error:  # noqa: BLE001  a bug of ours must not cost the thread; the reaper has the rows
+            for claim in claims:
+                self._crashed(claim, error)
+
+    def _run_plain(self, claim: Claim) -> None:
+        performed = self._perform(claim)
+        if performed is not None:
+            self.submit(performed)
 
     def _perform(self, claim: Claim) -> Performed | None:
         """Run the step; None if it crashed."""
@@ -90,37 +98,67 @@ class Runner:
 
     # Partitioned steps: lock, step, commit and unlock, all in one session.
 
-    def _run_keyed(self, claim: Claim, key: str) -> None:
-        conn = self._locked(claim, key)
+    def _run_keyed(self, claims: Sequence[Claim]) -> None:
+        conn, held = self._locked(claims)
         if conn is None:
             return
-        clean = False
+        unsettled = {claim.id: claim for claim in held}
         try:
-            performed = self._perform(claim)
-            if performed is None:
-                clean = bool(store.unlock_partition(conn, key=key).one())
-            else:
-                clean = self._commit_keyed(conn, performed, key)
+            while unsettled:
+                self._run_some(conn, unsettled)
         except psycopg.Error as error:
-            # Without this session nothing of the step may be written, and no sibling starts before the row is reaped.
-            self.emit(LockLost(claim.id, claim.queue, claim.fsm, claim.step, one_line(error)))
-            self.on_settled([claim], frozenset())
+            # Without this session nothing of them may be written, and no sibling starts before the rows are reaped.
+            for claim in unsettled.values():
+                self.emit(LockLost(claim.id, claim.queue, claim.fsm, claim.step, one_line(error)))
+            self.on_settled([*unsettled.values()], frozenset())
         finally:
-            self.locks.release(conn, clean=clean)
+            self.locks.release(conn, clean=not unsettled)
 
-    def _locked(self, claim: Claim, key: str) -> EngineConnection | None:
-        """Return a connection that holds the key's lock; None if the claim was given back instead."""
+    def _run_some(self, conn: Connection, unsettled: dict[int, Claim]) -> None:
+        """Run claims whose keys this session holds, commit what they came to and let go.
+
+        All of them, unless they take longer than expected: then what has been performed does not wait for the rest.
+        """
+        enough = monotonic() + SECONDS_UNCOMMITTED
+        performed: list[Performed] = []
+        crashed: list[Claim] = []
+        for claim in unsettled.values():
+            one = self._perform(claim)
+            if one is not None:
+                performed.append(one)
+            else:
+                crashed.append(claim)
+            if monotonic() > enough or self.stopping.is_set():
+                break
+        if crashed:
+            self._let_go(conn, crashed, unsettled)
+        if performed:
+            self._commit_keyed(conn, performed, unsettled)
+        if unsettled and self.stopping.is_set():
+            unstarted = [*unsettled.values()]
+            self._let_go(conn, unstarted, unsettled)
+            for claim in unstarted:
+                self.on_unstarted(claim)
+
+    def _let_go(self, conn: Connection, claims: Sequence[Claim], unsettled: dict[int, Claim]) -> None:
+        store.unlock_partitions(conn, keys=_keys(claims)).all()
+        for claim in claims:
+            del unsettled[claim.id]
+
+    def _locked(self, claims: Sequence[Claim]) -> tuple[EngineConnection | None, Sequence[Claim]]:
+        """Return a connection, and the claims whose keys' locks it holds; None if all were given back instead."""
         failures = 0
         while True:
             conn: EngineConnection | None = None
             try:
                 conn = self.locks.acquire(self.stopping)
                 if conn is None:
-                    self.on_unstarted(claim)
-                    return None
-                if take_key(conn, claim, key):
-                    return conn
-                self._bounce(conn, claim)
+                    for claim in claims:
+                        self.on_unstarted(claim)
+                    return None, ()
+                held = take_keys(conn, claims)
+                if len(held) < len(claims):
+                    self._bounce(conn, [claim for claim in claims if claim not in held])
             except Exception as error:
                 if conn is not None:
                     self.locks.release(conn, clean=False)
@@ -132,31 +170,48 @@ class Runner:
                 self.emit(DatabaseUnavailable("locks", one_line(error), pause))
                 self.stopping.wait(pause)
             else:
+                if held:
+                    return conn, held
                 self.locks.release(conn, clean=True)
-                return None
+                return None, ()
 
-    def _bounce(self, conn: Connection, claim: Claim) -> None:
-        """Give a claim back untouched: the key's lock is held, by whoever and for whatever reason."""
-        self.on_contended(claim)
-        store.release(conn, [claim]).all()
-        self.emit(PartitionContended(claim.id, claim.queue, claim.fsm))
-        self.on_settled([claim], frozenset())
+    def _bounce(self, conn: Connection, claims: Sequence[Claim]) -> None:
+        """Give claims back untouched: their keys' locks are held, by whoever and for whatever reason."""
+        for claim in claims:
+            self.on_contended(claim)
+        give_back(conn, claims)
+        for claim in claims:
+            self.emit(PartitionContended(claim.id, claim.queue, claim.fsm))
+        self.on_settled(claims, frozenset())
 
-    def _commit_keyed(self, conn: Connection, performed: Performed, key: str) -> bool:
-        """Write the outcome and let go of the key; tries again only as long as the session, and so the lock, lives."""
+    def _commit_keyed(self, conn: Connection, performed: list[Performed], unsettled: dict[int, Claim]) -> None:
+        """Write outcomes and let go of their keys; tries again only as long as the session, and so the locks, live."""
+        batches = deque([performed])
         failures = 0
-        while True:
+        while batches:
+            batch = batches.popleft()
+            claims = [each.claim for each in batch]
             started = monotonic()
             try:
-                settled = settle(conn, [performed.change], unlock=key)
+                settled = settle(conn, [each.change for each in batch], unlock=_keys(claims))
             except psycopg.Error as error:
                 if conn.closed or is_read_only(error) or not is_passing(error):
                     raise
-                failures += 1
+                if len(batch) > 1 and is_locked(error):
+                    # Somebody holds one of the rows: the others need not wait for it.
+                    batches.extend([each] for each in batch)
+                    continue
+                batches.append(batch)
                 sleep(jittered(min(FIRST_SETBACK * 2 ** min(failures, 10), LONGEST_SETBACK)))
+                failures += 1
                 continue
             seconds = monotonic() - started
-            report([performed], settled, self.emit)
-            self.emit(BatchCommitted(1, seconds))
-            self.on_settled([performed.claim], settled.woken | wakes([performed]))
-            return True
+            report(batch, settled, self.emit)
+            self.emit(BatchCommitted(len(batch), seconds))
+            for claim in claims:
+                del unsettled[claim.id]
+            self.on_settled(claims, settled.woken | wakes(batch))
+
+
+def _keys(claims: Sequence[Claim]) -> list[str]:
+    return [claim.partition_key for claim in claims if claim.partition_key is not None]

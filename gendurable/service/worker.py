@@ -100,7 +100,7 @@ class Worker:
             on_contended=lambda claim: self.pollers[claim.queue].avoid(claim.partition_key or ""),
             # Closed by then: whoever drains finds it there and gives it back.
             on_unstarted=lambda claim: self.pollers[claim.queue].slots.offer([claim]),
-            learn=lambda claim, seconds: self.pollers[claim.queue].prefetch.learn(seconds),
+            learn=lambda claim, seconds: self.pollers[claim.queue].prefetch.learn(claim, seconds),
             stopping=self._stopping,
         )
         self.pollers: dict[str, Poller] = {}
@@ -307,18 +307,19 @@ class Worker:
                 min_demand=config.min_demand,
                 keyed=keyed,
             )
+            prefetch = Prefetch(config.prefetch, size)
             self.pollers[queue] = Poller(
                 settings,
-                self._session(f"poller {queue}"),
+                self._session(f"poller {queue}", forgettable=True),
                 self._wires,
-                slots=Slots(queue, size, self._runner.run),
-                prefetch=Prefetch(config.prefetch, size),
+                slots=Slots(queue, size, self._runner.run, prefetch.together),
+                prefetch=prefetch,
                 inflight=self.inflight,
             )
         every = config.heartbeat.total_seconds()
         heartbeat = Heartbeat(
             # A beat that gets no answer must be given up while the next one still comes in time.
-            self._session("heartbeat", patience=max(every, 1.0)),
+            self._session("heartbeat", patience=max(every, 1.0), forgettable=True),
             self._wires,
             every=every,
             lease=config.lease,
@@ -344,10 +345,21 @@ class Worker:
         )
         self._loops = [*self.pollers.values(), self._committer, heartbeat, maintenance]
 
-    def _session(self, name: str, *, patience: float | None = None, lock_timeout: timedelta | None = None) -> Session:
+    def _session(
+        self,
+        name: str,
+        *,
+        patience: float | None = None,
+        lock_timeout: timedelta | None = None,
+        forgettable: bool = False,
+    ) -> Session:
         return Session(
             lambda: self._database.connect(
-                f"gendurable {name}", patience=patience, lock_timeout=lock_timeout, steady=name != SPARE
+                f"gendurable {name}",
+                patience=patience,
+                lock_timeout=lock_timeout,
+                steady=name != SPARE,
+                forgettable=forgettable,
             )
         )
 

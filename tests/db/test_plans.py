@@ -419,7 +419,7 @@ def test_a_unique_key_and_an_id_are_found_by_index(explain: Explain):
 def test_a_worker_finds_out_by_index_whether_a_key_is_busy(large: str):
     # Not as a custom plan: told that the key is a frequent one, the planner would look through all that executes.
     with explaining(large, "steady") as explain:
-        plan = explain(store.find_sibling, key="hot", id=1)
+        plan = explain(store.find_siblings, keys=["hot"], ids=[1])
     assert plan.indexes == {"gen_durable_partition_active"}
     assert plan.pages <= PAGES_FOR_NOTHING
 

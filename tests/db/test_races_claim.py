@@ -32,7 +32,7 @@ from gendurable import FSM, Context, Done, Outcome, step
 from gendurable.core.claim import Claim
 from gendurable.db import store
 from gendurable.db.connection import Connection
-from gendurable.db.operations import commit, take_key
+from gendurable.db.operations import commit, take_keys
 from gendurable.db.statements import statement
 from gendurable.testing import Harness
 
@@ -399,10 +399,10 @@ def test_two_rows_of_a_key_can_be_claimed_at_once_and_neither_starts_beside_the_
     other = new_conn()
     first, second = race(conn, other)
     assert executing(conn, "k") == 2
-    assert not take_key(conn, first, "k"), "the other may be running"
+    assert not take_keys(conn, [first]), "the other may be running"
     store.release(conn, [first])
-    assert take_key(other, second, "k")
-    assert not take_key(conn, first, "k")
+    assert take_keys(other, [second])
+    assert not take_keys(conn, [first])
     assert claim(conn) == claim(conn, queue="other") == [], "and there is no third one"
 
 
@@ -410,13 +410,25 @@ def test_a_key_whose_session_was_killed_is_not_taken_before_its_row_is_reaped(co
     # 2.3-7: the server drops the lock at once; the step may go on running.
     running, waiting = claimed_past_a_newcomer(conn, new_conn())
     session, other = new_conn(), new_conn()
-    store.lock_partition(session, key="k")
-    assert not take_key(other, waiting, "k")
+    store.lock_partitions(session, keys=["k"])
+    assert not take_keys(other, [waiting])
     conn.execute("select pg_terminate_backend(%s, 20000)", [session.info.backend_pid])
-    assert not take_key(other, waiting, "k"), "the lock is free, but the claim stands"
+    assert not take_keys(other, [waiting]), "the lock is free, but the claim stands"
     expire(conn, running.id)
     reap(conn)
-    assert take_key(other, waiting, "k")
+    assert take_keys(other, [waiting])
+
+
+def test_of_several_keys_only_those_that_are_free_are_taken_and_of_the_others_none_is_held(
+    conn: Connection, new_conn: NewConn
+):
+    session, other = new_conn(), new_conn()
+    _, crossed = claimed_past_a_newcomer(conn, new_conn())
+    free, locked = insert(conn, partition_key="free"), insert(conn, partition_key="locked")
+    waiting = {claimed.id: claimed for claimed in claim(conn)}
+    store.lock_partitions(other, keys=["locked"])
+    assert take_keys(session, [crossed, waiting[free], waiting[locked]]) == [waiting[free]]
+    assert store.lock_partitions(new_conn(), keys=["free", "k", "locked"]).all() == ["k"]
 
 
 def test_a_row_given_back_and_claimed_by_its_old_snapshot_can_join_a_sibling(new_conn: NewConn, background: Background):
@@ -437,8 +449,8 @@ def test_keys_whose_32_bit_hashes_collide_have_locks_of_their_own(conn: Connecti
     other = new_conn()
     [(same,)] = conn.execute("select hashtext('order:30910') = hashtext('order:249340')").fetchall()
     assert same, "the example has lost its point"
-    assert store.lock_partition(conn, key="order:30910").one() is True
-    assert store.lock_partition(other, key="order:249340").one() is True
+    assert store.lock_partitions(conn, keys=["order:30910"]).all() == ["order:30910"]
+    assert store.lock_partitions(other, keys=["order:249340"]).all() == ["order:249340"]
 
 
 # What comes with a claim.

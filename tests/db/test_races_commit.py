@@ -136,19 +136,19 @@ def test_an_outcome_that_cannot_even_be_ended_is_left_to_its_lease_and_its_neigh
 def test_the_lock_of_a_key_is_let_go_with_the_outcome(conn: Connection, new_conn: NewConn):
     other = new_conn()
     claimed = claim_one(conn, partition_key="k")
-    assert store.lock_partition(conn, key="k").one()
-    assert not store.lock_partition(other, key="k").one()
-    settle(conn, [evolve(goes_on(claimed), state=NUL)], unlock="k")
-    assert store.lock_partition(other, key="k").one()
+    assert store.lock_partitions(conn, keys=["k"]).one()
+    assert not store.lock_partitions(other, keys=["k"]).one()
+    settle(conn, [evolve(goes_on(claimed), state=NUL)], unlock=["k"])
+    assert store.lock_partitions(other, keys=["k"]).one()
 
 
 def test_the_lock_of_a_key_is_let_go_even_if_the_outcome_cannot_be_written(
     conn: Connection, new_conn: NewConn, forbidden: Claim
 ):
     other = new_conn()
-    assert store.lock_partition(conn, key="k").one()
-    assert settle(conn, [is_done(forbidden)], unlock="k").written == ()
-    assert store.lock_partition(other, key="k").one()
+    assert store.lock_partitions(conn, keys=["k"]).one()
+    assert settle(conn, [is_done(forbidden)], unlock=["k"]).written == ()
+    assert store.lock_partitions(other, keys=["k"]).one()
 
 
 def test_an_error_that_is_nobodys_fault_is_raised_and_nothing_is_lost(conn: Connection, new_conn: NewConn):

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from attrs import evolve
 from races import (
     GATE,
     LEASE,
@@ -277,7 +276,7 @@ def test_the_heartbeat_passes_by_a_row_that_somebody_holds(conn: Connection, new
 def test_the_heartbeat_extends_exactly_the_claims_that_hold(conn: Connection):
     claims = claimed_and_expired(conn, 3)
     commit(conn, [goes_on(claims[0])])
-    stale = evolve(claims[1], fence=claims[1].fence - 1)
+    stale = claims[1]._replace(fence=claims[1].fence - 1)
     assert store.extend_leases(conn, [claims[0], stale, claims[2]], lease=LEASE).all() == [claims[2].id]
 
 

@@ -192,7 +192,7 @@ def test_a_stale_spawn_leaves_no_orphans_that_could_open_the_next_barrier(conn: 
     # 2.1-16
     claimed = claim_one(conn)
     lost_to_another(conn, claimed)
-    again = evolve(claimed, fence=row(conn, claimed.id)["fence"])
+    again = claimed._replace(fence=row(conn, claimed.id)["fence"])
     assert written(commit(conn, [spawns(claimed, new(), new())])) == set()
     assert family(conn, claimed.id) == []
     commit(conn, [spawns(again, new())])

@@ -183,9 +183,9 @@ def test_a_mixed_batch_takes_a_statement_for_each_kind_and_one_round_trip(conn: 
 def test_an_outcome_and_the_end_of_its_partition_lock_share_a_round_trip(conn: Connection):
     insert(conn, 1, partition_key="k")
     [claimed] = claim(conn)
-    store.lock_partition(conn, key="k")
+    store.lock_partitions(conn, keys=["k"])
     with wire_of(conn) as wire:
-        commit(conn, [outcome(claimed, "next")], unlock="k")
+        commit(conn, [outcome(claimed, "next")], unlock=["k"])
     assert wire.round_trips == 1
 
 

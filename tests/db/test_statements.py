@@ -77,9 +77,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "count_instances": store.count_instances,
     "count_due": store.count_due,
     "count_unserved": store.count_unserved,
-    "lock_partition": lambda c: store.lock_partition(c, key="k"),
-    "find_sibling": lambda c: store.find_sibling(c, key="k", id=1),
-    "unlock_partition": lambda c: store.unlock_partition(c, key="k"),
+    "lock_partitions": lambda c: store.lock_partitions(c, keys=["k"]),
+    "find_siblings": lambda c: store.find_siblings(c, keys=["k"], ids=[1]),
+    "unlock_partitions": lambda c: store.unlock_partitions(c, keys=["k"]),
     "end_session": lambda c: store.end_session(c, pid=1, started=datetime.now(UTC)),
     "reclaim": lambda c: store.reclaim(c, prefix="w", remaining=MINUTE, limit=1),
     "beat": lambda c: store.beat(c, worker="w", name="w", host="h", pid=1, queues="{}", machines=["f@1"], lease=MINUTE),
@@ -252,9 +252,17 @@ def test_the_columns_of_an_answer_are_the_fields_of_the_class_that_it_is_read_in
     [row] = get_args(get_type_hints(FUNCTIONS[name])["return"])
     if attrs.has(row):
         fields = [each for each in attrs.fields(row) if each.init]
-        assert columns == [each.name for each in fields[: len(columns)]], "in the same order: they are read by place"
-        assert all(each.default is not attrs.NOTHING for each in fields[len(columns) :])
+        names, defaults = (
+            [each.name for each in fields],
+            {each.name for each in fields if each.default is not attrs.NOTHING},
+        )
+    elif issubclass(row, tuple):
+        names, defaults = list(row._fields), set(row._field_defaults)
     else:
+        names, defaults = columns, set()
+    assert columns == names[: len(columns)], "in the same order: they are read by place"
+    assert defaults >= set(names[len(columns) :])
+    if names is columns:
         assert len(columns) == 1
 
 

@@ -179,7 +179,7 @@ def test_claims_whose_answer_was_lost_come_back_when_their_lease_is_over(
         ("committer", "committer", "commit"),  # the server has locked rows by then, and would keep them locked
         ("heartbeat", "heartbeat", "extend_leases"),
         ("maintenance", "maintenance", "expire_awaits"),
-        ("locks", "lock", "lock_partition"),
+        ("locks", "lock", "lock_partitions"),
     ],
 )
 def test_a_connection_that_falls_silent_for_ever_is_given_up_and_replaced(

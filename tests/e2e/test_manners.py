@@ -105,7 +105,7 @@ def test_a_worker_never_listens_and_when_idle_says_at_most_two_things_a_second(t
     assert len(idle) / (to - since) <= 2, idle
     assert {"claim", "expire_awaits"} <= set(idle)
     assert not [each for each in said if re.search(r"\b(un)?listen\b|notify\b", each.text, re.IGNORECASE)]
-    assert {"advance", "spawn", "park", "finish", "lock_partition"} <= {each.name for each in said}
+    assert {"advance", "spawn", "park", "finish", "lock_partitions"} <= {each.name for each in said}
 
 
 def sessions(conn: Connection) -> dict[str, int]:

@@ -186,7 +186,7 @@ def test_different_keys_with_equal_32_bit_hashes_run_side_by_side(
 def test_a_row_whose_key_somebody_else_has_locked_bounces_untouched_and_not_often(
     dsn: str, client: Client, conn: Connection, stage: Stage
 ):
-    assert store.lock_partition(conn, key="k").one()
+    assert store.lock_partitions(conn, keys=["k"]).one()
     first, second, free = insert(client, gated(stage, "k"), gated(stage, "k"), gated(stage, None))
     before = [row(conn, id) for id in (first, second)]
     with worker(dsn, *DEBUG) as running:
@@ -200,7 +200,7 @@ def test_a_row_whose_key_somebody_else_has_locked_bounces_untouched_and_not_ofte
         kept = ("status", "step", "state", "eligible_at", "attempt", "crashes", "last_error", "locked_by", "priority")
         assert [[each[key] for key in kept] for each in after] == [[each[key] for key in kept] for each in before]
         assert after[1]["fence"] == 0  # nobody overtakes the head of a key
-        assert store.unlock_partition(conn, key="k").one()
+        assert store.unlock_partitions(conn, keys=["k"]).one()
         until_done(conn, [first, second])
         assert claims(conn, [first]) == len(running.events("partition_contended", id=first)) + 1
     assert order(note for note in stage.notes() if note["id"] != free) == [first, second]
