@@ -59,8 +59,8 @@ PAUSED = (
     f"where {GATE}\n    and g.status = 'runnable'\n    and g.partition_key is null",
 )
 PAUSED_AT_KEYS = (
-    "where g.status = 'runnable'\n    and g.partition_key is not null\n    and g.queue",
-    f"where {GATE}\n    and g.status = 'runnable'\n    and g.partition_key is not null\n    and g.queue",
+    "where g.status = 'runnable'\n    and g.partition_key is not null\n    and not exists",
+    f"where {GATE}\n    and g.status = 'runnable'\n    and g.partition_key is not null\n    and not exists",
 )
 
 
