@@ -15,6 +15,7 @@ from gendurable.core.claim import Claim
 from gendurable.db import store
 from gendurable.db.connection import Connection, Database
 from gendurable.events import BatchCommitted, Event, LockLost, PartitionContended, StepCommitted, StepCrashed
+from gendurable.runtime.executions import Executions
 from gendurable.runtime.partitions import LockConnections
 from gendurable.runtime.runner import SECONDS_UNCOMMITTED, Runner
 from gendurable.service.worker import LOCK_TIMEOUT
@@ -49,6 +50,7 @@ def runner(dsn: str, told: Told) -> Iterator[Callable[..., Runner]]:
         return Runner(
             machines={("f", 1): Scripted(**plays)},
             locks=locks,
+            executions=Executions(threading.Event()),
             emit=told.events.append,
             submit=lambda _: pytest.fail("a keyed outcome must not leave its session"),
             on_settled=lambda claims, _: told.settled.extend(claim.id for claim in claims),
