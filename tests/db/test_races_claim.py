@@ -259,6 +259,33 @@ def test_rows_of_a_free_key_do_not_crowd_out_the_others(conn: Connection):
     assert ids(claim(conn, limit=2)) == [min(siblings), free]
 
 
+def behind_a_window_of_blocked_siblings(conn: Connection) -> tuple[int, int]:
+    """Two rows that could run, of the keys k and l, and a key in front of them that is busy and has many siblings.
+
+    Beside them, more urgent than they are, what must not be taken for the head of k.
+    """
+    store.insert(conn, [new(partition_key="busy", priority=-2) for _ in range(60)])
+    assert len(claim(conn, limit=1)) == 1
+    insert(conn, partition_key="k", priority=-1, fsm="g")
+    insert(conn, partition_key="k", priority=-1, queue="other")
+    insert(conn, partition_key="k", priority=-1, schedule_in=60)
+    insert(conn, partition_key="k", priority=1)
+    return insert(conn, partition_key="k"), insert(conn, partition_key="l")
+
+
+def test_far_behind_a_busy_key_the_same_rules_hold(conn: Connection):
+    # Two rows are looked for in a window of 54, which the busy key fills: the claim goes from key to key from there on.
+    of_k, of_l = behind_a_window_of_blocked_siblings(conn)
+    assert ids(claim(conn, limit=2)) == [of_k, of_l]
+    assert claim(conn, limit=2) == []
+
+
+def test_far_behind_a_busy_key_avoided_keys_are_left_alone_too(conn: Connection):
+    _, of_l = behind_a_window_of_blocked_siblings(conn)
+    asked = {"queue": "q", "machines": MACHINES, "worker": "a", "limit": 2, "lease": LEASE}
+    assert ids(store.claim(conn, **asked, avoid=["k"]).all()) == [of_l]
+
+
 def test_without_its_rules_a_claim_takes_siblings_and_starves_the_rest(conn: Connection):
     store.insert(conn, [new(partition_key="k") for _ in range(20)])
     free = insert(conn)
