@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gendurable.core.registry import Registry
     from gendurable.core.status import Status
     from gendurable.errors import Fatal, Snooze
+    from gendurable.handle import Handle
 else:
     # A name is imported when first asked for: `gendurable --help` must not wait for the driver and the codec.
     _HOMES = {
@@ -24,6 +25,7 @@ else:
         "core.registry": ("Registry",),
         "core.status": ("Status",),
         "errors": ("Fatal", "Snooze"),
+        "handle": ("Handle",),
     }
     _MODULES = ("errors", "migrate", "testing")
 
@@ -52,6 +54,7 @@ __all__ = [
     "Context",
     "Done",
     "Fatal",
+    "Handle",
     "Instance",
     "Interrupted",
     "Job",

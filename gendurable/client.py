@@ -1,11 +1,11 @@
 """Client: insert, signal, get and wait, for processes that run no worker."""
 
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 import psycopg
 from psycopg import pq
@@ -14,7 +14,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 from gendurable.core.duration import Duration, to_timedelta
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.limits import show
-from gendurable.core.status import TERMINAL
+from gendurable.core.status import PARKED, TERMINAL, Status
 from gendurable.db import store
 from gendurable.db.connection import (
     Connection,
@@ -44,15 +44,14 @@ from gendurable.errors import (
     DatabaseRefused,
     DatabaseUnavailable,
     GenDurableError,
-    InstanceNotFound,
     InvalidInstance,
     OutcomeUnknown,
     SchemaMissing,
     WaitTimeout,
 )
+from gendurable.handle import EMPTY, Handle, Until
+from gendurable.waiting import Hub
 
-EMPTY: Mapping[str, Any] = {}
-FIRST_LOOK, LONGEST_PAUSE = 0.01, 0.5
 APPLICATION = "gendurable client"
 PATIENCE_WITH_IDLE = 2.0
 
@@ -91,14 +90,25 @@ class Client:
         self._pool = _own_pool(self._database)
         self._opening = threading.Lock()
         self._opened = self._closed = False
+        self._hub = Hub(self._statuses)
 
-    def insert(self, new: NewInstance, *, conn: Connection | None = None) -> int:
-        """Insert an instance and return its id; DuplicateInstance if its unique key is occupied.
+    @overload
+    def insert(self, new: NewInstance, *, conn: Connection | None = None, handle: Literal[False] = False) -> int: ...
+
+    @overload
+    def insert(self, new: NewInstance, *, conn: Connection | None = None, handle: Literal[True]) -> Handle: ...
+
+    @overload
+    def insert(self, new: NewInstance, *, conn: Connection | None = None, handle: bool) -> int | Handle: ...
+
+    def insert(self, new: NewInstance, *, conn: Connection | None = None, handle: bool = False) -> int | Handle:
+        """Insert an instance and return its id, or a handle on it; DuplicateInstance if its unique key is occupied.
 
         With `conn`, inside that connection's transaction: it comes into being with the caller's commit.
         """
         with self._writing(conn) as connection:
-            return insert_instance(connection, new)
+            id_ = insert_instance(connection, new)
+        return self.handle(id_) if handle else id_
 
     def insert_many(self, instances: Iterable[NewInstance], *, conn: Connection | None = None) -> list[int]:
         """Insert any number of instances at once and return the ids of those inserted, in no particular order.
@@ -136,24 +146,33 @@ class Client:
         with self._reading(conn) as connection:
             return read_instance(connection, id)
 
-    def wait(self, id: int, *, timeout: Duration | None = None) -> Instance:  # noqa: A002  the column's name
-        """Return the instance once it has ended; WaitTimeout if it does not within `timeout`."""
+    def wait(
+        self,
+        id: int,  # noqa: A002  the column's name
+        *,
+        timeout: Duration | None = None,
+        until: Until = "terminal",
+    ) -> Instance:
+        """Return the instance once it has ended; WaitTimeout if it does not within `timeout`.
+
+        With `until="parked"` also once it waits for a signal or for children. However many threads wait on one client,
+        one query at a time asks for all of them; what this process itself ends is reported without waiting for it.
+        """
         limit = None if timeout is None else _check_timeout(timeout)
-        deadline = None if limit is None else time.monotonic() + limit
-        pause = FIRST_LOOK
+        wanted = _check_until(until)
+        deadline = None if limit is None else monotonic() + limit
         while True:
-            with self._reading(None) as connection:
-                status = store.get_status(connection, id=check_id(id)).one()
-                if status is None:
-                    raise InstanceNotFound(id)
-                # Read whole it may live again: somebody retried it in between.
-                if status in TERMINAL and (found := read_instance(connection, id)).status in TERMINAL:
-                    return found
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise WaitTimeout(id, status, limit or 0.0)
-            time.sleep(pause if left is None else min(pause, left))
-            pause = min(2 * pause, LONGEST_PAUSE)
+            in_time = self._hub.wait(check_id(id), wanted, None if deadline is None else deadline - monotonic())
+            found = self.get(id)
+            # Read whole it may stand elsewhere: somebody retried or woke it in between.
+            if found.status in wanted:
+                return found
+            if not in_time:
+                raise WaitTimeout(found, limit or 0.0)
+
+    def handle(self, id: int) -> Handle:  # noqa: A002  the column's name
+        """Return a handle on an instance; whether there is one shows when it is used."""
+        return Handle(check_id(id), self)
 
     def pause(self, queue: str) -> bool:
         """Let workers claim nothing more from a queue, until it is resumed; false if it was paused already.
@@ -173,6 +192,7 @@ class Client:
         with self._opening:
             self._closed = True
         self._pool.close()
+        self._hub.hurry()  # whoever still waits is told
 
     def __enter__(self) -> Self:
         return self
@@ -181,6 +201,10 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _statuses(self, ids: Sequence[int]) -> dict[int, str]:
+        with self._reading(None) as connection:
+            return {row.id: row.status for row in store.get_statuses(connection, ids=ids)}
 
     @contextmanager
     def _writing(self, conn: Connection | None) -> Iterator[Connection]:
@@ -309,6 +333,14 @@ def _check_pool(pool: object) -> "ConnectionPool[Any]":
 def _is_lost(conn: Connection, error: psycopg.Error) -> bool:
     """Tell whether the session broke under its statement; a server that says goodbye is heard before it hangs up."""
     return conn.closed or (error.sqlstate or "").startswith(_GOODBYES)
+
+
+def _check_until(value: object) -> frozenset[Status]:
+    if value == "terminal":
+        return TERMINAL
+    if value == "parked":
+        return TERMINAL | PARKED
+    raise InvalidInstance(f"until: {show(value)} is unknown: give 'terminal' or 'parked'")
 
 
 def _check_timeout(value: Duration) -> float:

@@ -151,17 +151,42 @@ class InboxFull(GenDurableError):
 class WaitTimeout(GenDurableError, TimeoutError):
     """An instance did not end in time; it goes on."""
 
-    def __init__(self, id: int, status: str, timeout: float) -> None:  # noqa: A002  the column's name
-        """Name the id, where it stands and how long was waited."""
-        super().__init__(id, status, timeout)
-        self.id = id
-        self.status = status
+    def __init__(self, instance: Any, timeout: float) -> None:
+        """Keep the instance as it stands, and say how long was waited."""
+        super().__init__(instance, timeout)
+        self.instance = instance
+        self.id = instance.id
+        self.status = instance.status
         self.timeout = timeout
 
     def __str__(self) -> str:
         return (
             f"instance {self.id} is still {self.status} after {self.timeout:g} s; it goes on, wait again or look at it"
         )
+
+
+class InstanceFailed(GenDurableError):
+    """The instance whose result was asked for ended `failed`."""
+
+    def __init__(self, instance: Any) -> None:
+        """Keep the instance as it ended."""
+        super().__init__(instance)
+        self.instance = instance
+
+    def __str__(self) -> str:
+        return f"instance {self.instance.id} ended failed: {self.instance.last_error}"
+
+
+class InstanceCancelled(GenDurableError):
+    """The instance whose result was asked for was cancelled."""
+
+    def __init__(self, instance: Any) -> None:
+        """Keep the instance as it ended."""
+        super().__init__(instance)
+        self.instance = instance
+
+    def __str__(self) -> str:
+        return f"instance {self.instance.id} was cancelled: {self.instance.last_error}"
 
 
 class OutcomeUnknown(GenDurableError):

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # A row that is written by name starts here, as most machines do, with the crash budget that most have.
 FIRST_STEP, QUEUE, MAX_CRASHES = "start", "default", 20
-FIRST_LOOK, LONGEST_PAUSE = 0.01, 0.5
 PAGE = 1000
 
 
@@ -74,7 +73,7 @@ def insert(
         raise click.UsageError("STATE_JSON is no JSON object: give one such as '{\"number\": 42}'")
     config = invocation.config
     new = _new_instance(config, fsm, version, state, schedule_at=at, schedule_in=delay, **options)
-    from gendurable.db.operations import insert_instance, read_instance
+    from gendurable.db.operations import insert_instance
     from gendurable.errors import WaitTimeout
 
     with writing(config) as conn:
@@ -87,9 +86,9 @@ def insert(
     with reading(config) as conn:
         late = None
         try:
-            found = _wait_for(conn, id_, _deadline(timeout), timeout)
+            [found] = _wait_for(conn, [id_], timeout)
         except WaitTimeout as error:
-            late, found = error, read_instance(conn, id_)
+            late, found = error, error.instance
     if invocation.json:
         emit({"id": id_, "status": found.status, "result": found.result, "last_error": found.last_error})
     if late is not None:
@@ -162,9 +161,8 @@ def signal(invocation: Invocation, /, id: int, name: str, payload: Any, dedup_ke
 @pass_invocation
 def wait(invocation: Invocation, /, ids: Sequence[int], timeout: timedelta | None) -> None:
     """Wait until instances have ended and print their results."""
-    deadline = _deadline(timeout)
     with reading(invocation.config) as conn:
-        ended = [_wait_for(conn, id_, deadline, timeout) for id_ in ids]
+        ended = _wait_for(conn, ids, timeout)
     if invocation.json:
         results = [instance.result for instance in ended]
         emit(results[0] if len(results) == 1 else results)
@@ -175,28 +173,22 @@ def wait(invocation: Invocation, /, ids: Sequence[int], timeout: timedelta | Non
     _complain_unless_done(ended)
 
 
-def _deadline(timeout: timedelta | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout.total_seconds()
-
-
-def _wait_for(conn: "Connection", id_: int, deadline: float | None, timeout: timedelta | None) -> "Instance":
+def _wait_for(conn: "Connection", ids: Sequence[int], timeout: timedelta | None) -> "list[Instance]":
     from gendurable.core.status import TERMINAL
     from gendurable.db import store
     from gendurable.db.operations import read_instance
-    from gendurable.errors import InstanceNotFound, WaitTimeout
+    from gendurable.errors import WaitTimeout
+    from gendurable.waiting import Hub
 
-    pause = FIRST_LOOK
-    while True:
-        status = store.get_status(conn, id=id_).one()
-        if status is None:
-            raise InstanceNotFound(id_)
-        if status in TERMINAL:
-            return read_instance(conn, id_)
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            raise WaitTimeout(id_, status, timeout.total_seconds() if timeout else 0.0)
-        time.sleep(pause if left is None else min(pause, left))
-        pause = min(2 * pause, LONGEST_PAUSE)
+    hub = Hub(lambda asked: {row.id: row.status for row in store.get_statuses(conn, ids=asked)})
+    deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
+    ended = []
+    for id_ in ids:
+        in_time = hub.wait(id_, TERMINAL, None if deadline is None else deadline - time.monotonic())
+        ended.append(read_instance(conn, id_))
+        if not in_time and ended[-1].status not in TERMINAL:
+            raise WaitTimeout(ended[-1], timeout.total_seconds() if timeout else 0.0)
+    return ended
 
 
 def _complain_unless_done(ended: Sequence["Instance"]) -> None:

@@ -16,4 +16,5 @@ class Status(StrEnum):
 
 
 LIVE = frozenset({Status.RUNNABLE, Status.EXECUTING, Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN})
+PARKED = frozenset({Status.AWAITING_SIGNAL, Status.AWAITING_CHILDREN})
 TERMINAL = frozenset(Status) - LIVE

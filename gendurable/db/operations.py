@@ -28,6 +28,7 @@ from gendurable.errors import (
     NotPaused,
     NotRetryable,
 )
+from gendurable.notices import BOARD
 
 # A statement's parameters must fit into one protocol message (1 GB) and the server's memory; far below both.
 INSERT_BYTES = 64 * 1024 * 1024
@@ -132,6 +133,8 @@ def commit(
         kinds.setdefault(type(newest[id_]), []).append(newest[id_])
     with one_commit(conn, after=(lambda: store.unlock_partitions(conn, keys=unlock)) if unlock else None):
         answers = _write(conn, kinds, ahead)
+    if BOARD:
+        BOARD.post([change.id for kind in (Finish, Park, SpawnChildren) for change in kinds.get(kind, ())])
     rows = [row for answer in answers for row in answer]
     written = {row.id if isinstance(row, Ended) else row for row in rows if not isinstance(row, Woken)}
     woken = {row.queue if isinstance(row, Woken) else row.wakes for row in rows if isinstance(row, Woken | Ended)}

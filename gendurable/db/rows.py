@@ -63,6 +63,14 @@ class ServerFacts:
 
 
 @frozen
+class Standing:
+    """Where an instance stands."""
+
+    id: int
+    status: str
+
+
+@frozen
 class Count:
     """How many instances of a queue have a status."""
 

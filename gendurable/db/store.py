@@ -27,6 +27,7 @@ from gendurable.db.rows import (
     Lost,
     Reaped,
     ServerFacts,
+    Standing,
     Unserved,
     Woken,
     WorkerRow,
@@ -406,6 +407,11 @@ def get_instance(conn: Connection, *, id: int) -> Rows[Instance]:  # noqa: A002 
 def get_status(conn: Connection, *, id: int) -> Rows[str]:  # noqa: A002  the column's name
     """Read where one instance stands."""
     return _scalars(conn, "get_status", id=id)
+
+
+def get_statuses(conn: Connection, *, ids: Sequence[int]) -> Rows[Standing]:
+    """Read where instances stand; one that does not exist is left out."""
+    return _rows(conn, Standing, "get_statuses", ids=integers(ids))
 
 
 def list_instances(

@@ -511,7 +511,7 @@ def clerk(dsn: str, conn: Connection) -> Iterator[tuple[str, SQL]]:
 
 def test_rights_to_the_rows_are_all_that_a_client_needs(clerk: tuple[str, Any], conn: Connection):
     dsn, role = clerk
-    conn.execute(SQL("grant select, insert, update, delete on gen_durable, signals to {}").format(role))
+    conn.execute(SQL("grant select, insert, update, delete on gen_durable, signals, paused_queues to {}").format(role))
     with Client(dsn) as client:
         id = client.insert(Checkout.new(Order(7), unique_key="k"))
         with pytest.raises(DuplicateInstance):

@@ -140,7 +140,7 @@ def test_a_commit_on_the_way_back_to_a_borrowed_pool_is_unknown_too(proxy: Proxy
 def test_a_read_that_was_lost_is_no_riddle(proxy: Proxy):
     with Client(proxy.dsn) as client:
         id = client.insert(Checkout.new())
-        for statement, call in (("get_instance", lambda: client.get(id)), ("get_status", lambda: client.wait(id))):
+        for statement, call in (("get_instance", lambda: client.get(id)), ("get_statuses", lambda: client.wait(id))):
             fault = proxy.lose_answer(statement)
             with pytest.raises(DatabaseUnavailable):
                 call()

@@ -416,6 +416,13 @@ def test_a_unique_key_and_an_id_are_found_by_index(explain: Explain):
         assert plan.pages <= PAGES_FOR_NOTHING
 
 
+def test_those_who_wait_are_answered_by_primary_key(explain: Explain):
+    plan = explain(store.get_statuses, ids=explain.ids("status = 'executing'"))
+    assert plan.top["Actual Rows"] == BATCH
+    assert (plan.indexes, plan.scanned_whole) == ({"gen_durable_pkey"}, [])
+    assert plan.pages <= pages_for(BATCH)
+
+
 def test_a_worker_finds_out_by_index_whether_a_key_is_busy(large: str):
     # Not as a custom plan: told that the key is a frequent one, the planner would look through all that executes.
     with explaining(large, "steady") as explain:

@@ -73,6 +73,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "deliver": lambda c: store.deliver(c, id=1, name="n", payload="{}", dedup_key=None, inbox_limit=1),
     "get_instance": lambda c: store.get_instance(c, id=1),
     "get_status": lambda c: store.get_status(c, id=1),
+    "get_statuses": lambda c: store.get_statuses(c, ids=[1]),
     "list_instances": lambda c: store.list_instances(c, limit=1),
     "count_instances": store.count_instances,
     "count_due": store.count_due,

@@ -13,6 +13,7 @@ from gendurable import (
     Context,
     Done,
     Fatal,
+    Handle,
     Instance,
     Job,
     NewInstance,
@@ -130,6 +131,12 @@ def use(client: Client, harness: Harness) -> None:
     client.signal(1, "payment_confirmed", {"amount": 100}, dedup_key="evt-7")
     assert_type(client.get(1), Instance)
     assert_type(client.wait(1, timeout=30), Instance)
+    handle = client.insert(new, handle=True)
+    assert_type(handle, Handle)
+    assert_type(client.handle(1).wait(30, until="parked"), Instance)
+    handle.signal("payment_confirmed", {"amount": handle.result(timeout=timedelta(seconds=1))["amount"]})
+    assert_type(client.pause("mail"), bool)
+    client.resume("mail")
     assert_type(harness.drain(), dict[str, int])
     checkout = Checkout("DHL")
     assert_type(context(Order(1)), Context[Order])

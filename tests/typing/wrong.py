@@ -119,4 +119,8 @@ def use(client: Client) -> None:
     RetryPolicy(retry_on=[int])  # error
     client.insert(Order(1))  # error
     client.signal("1", "paid")  # error
+    client.wait(1, until="asleep")  # error
+    client.handle(1).wait(until="done")  # error
+    client.insert(Checkout.new(Order(1))).result()  # error
+    client.pause(7)  # error
     Checkout().ship(context(Mail("a")))  # error
