@@ -42,7 +42,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
-HEADINGS = ("scenario", "per second", "ratio", "cpu ms", "server ms", "wal bytes", "p50/p95/p99 ms", "note")
+HEADINGS = ("scenario", "per second", "ratio", "cpu ms", "server ms", "commits", "wal bytes", "p50/p95/p99 ms", "note")
 
 
 def rows(figures: Sequence[Figure]) -> list[tuple[str, ...]]:
@@ -54,6 +54,7 @@ def rows(figures: Sequence[Figure]) -> list[tuple[str, ...]]:
             _shown(figure.ratio, "{:.2f}"),
             _shown(figure.worker_cpu, "{:.3f}"),
             _shown(figure.server_cpu, "{:.3f}"),
+            _shown(figure.transactions, "{:.3f}"),
             _shown(figure.wal_bytes, "{:,.0f}"),
             "-" if figure.p50 is None else "/".join(_ms(p) for p in (figure.p50, figure.p95, figure.p99)),
             figure.note,

@@ -45,9 +45,9 @@ class Fleet:
                 raise BenchFailed(f"a worker ended with {process.returncode}: {lines[-1] if lines else 'no word'}")
 
     def wait_until_started(self) -> None:
-        """Wait until the first worker polls."""
+        """Wait until every worker polls."""
         deadline = time.monotonic() + PATIENCE
-        while not any(b'"worker_started"' in log.read_bytes() for log in self.logs):
+        while not all(b'"worker_started"' in log.read_bytes() for log in self.logs):
             self.check()
             if time.monotonic() > deadline:
                 raise BenchFailed(f"the workers did not start within {PATIENCE:g} s")

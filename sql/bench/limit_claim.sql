@@ -1,8 +1,9 @@
--- limit_claim: the barest claim that the schema allows: no fence, no machines, no partition keys.
+-- limit_claim: the barest claim that the schema allows: no fence, no machines, no keyed and no limited rows.
 with due as (
   select id
   from gen_durable
-  where status = 'runnable' and queue = %(queue)s and eligible_at <= now()
+  where status = 'runnable' and partition_key is null and rate_limit is null and concurrency_limit is null
+    and queue = %(queue)s and eligible_at <= now()
   order by priority, eligible_at, id
   limit %(limit)s
   for no key update skip locked
