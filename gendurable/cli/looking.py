@@ -44,7 +44,7 @@ def get(invocation: Invocation, /, id: int, field: str | None) -> None:  # noqa:
         children = store.load_children(conn, ids=[id]).all()
     if field is not None:
         value = getattr(instance, field)
-        if invocation.json or field in {"state", "result"}:
+        if invocation.json or field in {"state", "result"} or isinstance(value, bool | list | tuple):
             emit(value)
         else:
             echo(printable("" if value is None else key_text(value) if isinstance(value, bytes) else value))

@@ -79,9 +79,7 @@ def gc(invocation: Invocation, /, older_than: timedelta, dry_run: bool) -> None:
         on_terminal = sys.stderr is not None and sys.stderr.isatty()
         expected = (store.count_old(conn, older_than=older_than).one() or 0) if on_terminal else 0
         with (
-            click.progressbar(length=expected, label="deleting", file=sys.stderr)
-            if on_terminal
-            else nullcontext() as bar
+            click.progressbar(length=expected, label="deleting", file=sys.stderr) if expected else nullcontext() as bar
         ):
             for count in collect_garbage(conn, older_than=older_than, batch=config.gc_batch):
                 deleted += count

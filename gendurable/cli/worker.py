@@ -37,9 +37,12 @@ def worker(invocation: Invocation, /, until_idle: bool, check_config: bool) -> i
 
 def obey_early() -> None:
     """Loading takes its time: whoever says stop meanwhile is obeyed at once, since nothing has begun."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    from gendurable.service.shutdown import asked
+
+    for number in asked():
         signal.signal(number, _stop)
 
 
 def _stop(_: int, __: FrameType | None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal says it twice
     sys.exit(0)

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
+import click
+
 from gendurable import Client, Instance, embedded, migrate
+from gendurable.cli.output import coloured
 from gendurable.demo.machines import Book, Booking, Checkout, Fragile, Order
 from gendurable.errors import GenDurableError
 
@@ -132,7 +135,7 @@ def wait_for(client: Client, instance: int, status: str) -> Instance:
 def title(text: str) -> None:
     """Begin a chapter."""
     say()
-    say(text)
+    say(click.style(text, bold=True) if coloured() else text)
 
 
 def say(text: str = "") -> None:

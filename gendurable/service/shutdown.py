@@ -1,4 +1,4 @@
-"""Shutdown: the first SIGTERM or SIGINT asks the process to end, the second one ends it at once."""
+"""Shutdown: the first SIGTERM, SIGINT or SIGHUP asks the process to end, the second one ends it at once."""
 
 import os
 import select
@@ -7,7 +7,11 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-ASKED = (signal.SIGTERM, signal.SIGINT)
+
+def asked() -> list[signal.Signals]:
+    """Return the signals that ask a process to end; a terminal that is closed sends SIGHUP, which nohup ignores."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([] if is_ignored else [signal.SIGHUP])]
 
 
 class Shutdown:
@@ -24,7 +28,7 @@ class Shutdown:
         # A pipe and no threading.Event: a handler that runs in the middle of Event.wait would wait for a lock that
         # its own thread holds.
         self._heard, self._bell = os.pipe()
-        for number in ASKED:
+        for number in asked():
             signal.signal(number, self._on_signal)
 
     def serve(self) -> None:
@@ -45,6 +49,8 @@ class Shutdown:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.is_asked:
+            if number == signal.SIGHUP:  # of a terminal that is closed both the shell and the kernel tell us
+                return
             self._on_leave()
             leave(128 + number)
         self.ask()

@@ -23,6 +23,7 @@ from gendurable.db.migrate import migrations
 from gendurable.testing import Harness
 
 COLUMNS = [field.name for field in attrs.fields(Instance)]
+LIVE = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 
 
 @pytest.fixture
@@ -330,6 +331,8 @@ def test_get_prints_one_column_if_asked(out: Out, out_json: CliJson):
     assert out("get", id, "--field", "status") == "runnable\n"
     assert out("get", id, "--field", "unique_key") == "k\n"
     assert out("get", id, "--field", "parent_id") == "\n"
+    assert json.loads(out("get", id, "--field", "unique_scope")) == sorted(LIVE)
+    assert out("get", id, "--field", "cancelling") == "false\n"
     assert out_json("get", id, "--field", "queue") == "default"
 
 

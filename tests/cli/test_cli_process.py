@@ -282,14 +282,17 @@ def test_on_a_terminal_long_work_shows_how_far_it_is(dsn: str, environment: dict
     assert "deleting" in text
     assert "100%" in text
     assert "deleted 50" in text
+    code, text = on_a_terminal("gc", "--older-than", "1h", env=environment)
+    assert (code, text.replace("\r", "")) == (0, "deleted 0\n"), "no bar where there is nothing to do"
 
 
 # Signals of the kernel.
 
 
-def start(*arguments: object, env: dict[str, str]) -> "subprocess.Popen[bytes]":
+def start(*arguments: object, env: dict[str, str], **others: Any) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "gendurable", *map(str, arguments)]
-    return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, **others)
 
 
 # Of this test's own database: others run at the same time on the same server.
@@ -442,6 +445,33 @@ def test_dev_serves_a_port_of_the_loopback_interface_if_asked_to(no_dsn: dict[st
         over_tcp = env | {"GENDURABLE_DSN": f"postgresql://postgres@127.0.0.1:{port}/postgres"}
         waited = run("wait", id, "--timeout", "30s", env=over_tcp)
         assert json.loads(waited.stdout) == {"number": 7}
+
+
+def test_dev_takes_its_server_along_when_its_terminal_is_closed(no_dsn: dict[str, str], open_folder: Path):
+    with start("dev", "--fsms", "storefront", env=no_dsn) as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if b"worker_started" in line)
+        assert list(open_folder.rglob("postmaster.pid"))
+        for _ in range(2):  # by the shell and by the kernel
+            process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert list(open_folder.rglob("postmaster.pid")) == []
+
+
+def test_a_worker_that_was_started_to_outlive_its_terminal_does(environment: dict[str, str]):
+    def ignore_hangups() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with start("worker", "--fsms", "storefront", env=environment, preexec_fn=ignore_hangups) as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if b"worker_started" in line)
+        process.send_signal(signal.SIGHUP)
+        id = insert(environment, "checkout", '{"number": 7}', "--version", 2)
+        assert json.loads(run("wait", id, "--timeout", "30s", env=environment).stdout) == {"number": 7}
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
 
 
 def test_dev_without_machines_runs_the_demo(no_dsn: dict[str, str]):
