@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gendurable.core.status import Status
     from gendurable.errors import Fatal, Snooze
     from gendurable.handle import Handle
+    from gendurable.tasks import Children, ParentTask, sequence
 else:
     # A name is imported when first asked for: `gendurable --help` must not wait for the driver and the codec.
     _HOMES = {
@@ -26,6 +27,7 @@ else:
         "core.status": ("Status",),
         "errors": ("Fatal", "Snooze"),
         "handle": ("Handle",),
+        "tasks": ("Children", "ParentTask", "sequence"),
     }
     _MODULES = ("errors", "migrate", "testing")
 
@@ -50,6 +52,7 @@ __all__ = [
     "Again",
     "Await",
     "Child",
+    "Children",
     "Client",
     "Context",
     "Done",
@@ -61,6 +64,7 @@ __all__ = [
     "NewInstance",
     "Next",
     "Outcome",
+    "ParentTask",
     "Registry",
     "Retry",
     "RetryPolicy",
@@ -69,5 +73,6 @@ __all__ = [
     "Spawn",
     "Status",
     "Stop",
+    "sequence",
     "step",
 ]

@@ -42,6 +42,10 @@ class Fatal(GenDurableError):
     """Raised by a step: running it again could not help. No policy retries it."""
 
 
+class ChildFailed(Fatal):
+    """A parent task asked for the result of a child that has none; the message names the child that failed."""
+
+
 class Snooze(GenDurableError):
     """Raised by a step: not yet. It runs again after `delay`, no attempt is spent, and `handle` is not asked."""
 

@@ -205,16 +205,16 @@ def _marked_steps(cls: type) -> dict[str, Step[Any, Any]]:
     return names
 
 
-def _refuse(cls: type, why: str) -> NoReturn:
+def refuse(cls: type, why: str) -> NoReturn:
+    """Raise DefinitionError, naming the class."""
     raise DefinitionError(f"{cls.__module__}.{cls.__qualname__} {why}")
 
 
-def _check_function(cls: type, name: str, function: Callable[..., object]) -> None:
+def check_function(cls: type, name: str, function: Callable[..., object]) -> None:
+    """Refuse a method whose call would run nothing."""
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(is_kind(function) for is_kind in kinds):
-        _refuse(
-            cls, f"has {name!r} as a coroutine or generator, which the engine would not run; make it a plain method"
-        )
+        refuse(cls, f"has {name!r} as a coroutine or generator, which the engine would not run; make it a plain method")
 
 
 @frozen
@@ -266,7 +266,7 @@ class FSM(Generic[S], metaclass=_MachineMeta):
         steps = cls._find_steps()
         cls._definition = _define(cls, name=name, version=version, steps=steps) if steps else None
         if name is not None and not steps:
-            _refuse(cls, f"has no steps, so the name {name!r} names nothing; add steps or drop the name")
+            refuse(cls, f"has no steps, so the name {name!r} names nothing; add steps or drop the name")
 
     @classmethod
     def _take_keywords(cls, **given: Any) -> None:
@@ -275,13 +275,22 @@ class FSM(Generic[S], metaclass=_MachineMeta):
     @classmethod
     def _find_steps(cls) -> dict[str, Step[Any, Any]]:
         if hasattr(cls, JOB_STEP):
-            _refuse(cls, "defines perform, which makes it a job: derive it from Job, or use @step")
+            refuse(cls, "defines perform, which makes it a job: derive it from Job, or use @step")
         steps = _marked_steps(cls)
         if hidden := [name for name in steps if hasattr(FSM, name)]:
-            _refuse(cls, f"has a step {hidden[0]!r}, which would hide FSM.{hidden[0]}; rename it")
+            refuse(cls, f"has a step {hidden[0]!r}, which would hide FSM.{hidden[0]}; rename it")
         for name, marked in steps.items():
-            _check_function(cls, name, marked.function)
+            check_function(cls, name, marked.function)
         return steps
+
+    @classmethod
+    def _stored_class(cls) -> type:
+        """What the column `state` holds."""
+        return state_class(cls, FSM)
+
+    @classmethod
+    def _check_state(cls, state: Any) -> object:
+        return cast("Any", cls).validate(state)
 
     def handle(self, error: Exception, ctx: Context[S]) -> Outcome[S]:
         """Decide what follows an error of a step. Unless overridden: what the retry policy says, or the end."""
@@ -354,7 +363,7 @@ class Job(FSM[S]):
         """Check the class and keep its definition."""
         if max_attempts is not _INHERITED:
             if isinstance(retry, RetryPolicy):
-                _refuse(cls, "has both max_attempts and retry; give the number to the policy alone")
+                refuse(cls, "has both max_attempts and retry; give the number to the policy alone")
             retry = None
         cls._take_keywords(max_attempts=max_attempts, timeout=timeout)
         super().__init_subclass__(retry=retry, **others)
@@ -362,17 +371,17 @@ class Job(FSM[S]):
     @classmethod
     def _find_steps(cls) -> dict[str, Step[Any, Any]]:
         if marked := _marked_steps(cls):
-            _refuse(cls, f"is a job, but marks {', '.join(marked)} with @step; derive it from FSM, or drop @step")
+            refuse(cls, f"is a job, but marks {', '.join(marked)} with @step; derive it from FSM, or drop @step")
         limit = cls._keywords.max_attempts
         if not _is_count(limit):
-            _refuse(cls, f"has max_attempts={show(limit)}; give a whole number from 1")
+            refuse(cls, f"has max_attempts={show(limit)}; give a whole number from 1")
         if not hasattr(cls, JOB_STEP):
             return {}
-        _check_function(cls, JOB_STEP, cls.perform)
+        check_function(cls, JOB_STEP, cls.perform)
         try:
             return {JOB_STEP: Step(_perform, timeout=_check_timeout(cls._keywords.timeout))}
         except DefinitionError as error:
-            _refuse(cls, f"is not well formed: {error}")
+            refuse(cls, f"is not well formed: {error}")
 
     if TYPE_CHECKING:  # a job that has no `perform` is an abstract base
 
@@ -413,8 +422,8 @@ def definition(machine: type[FSM[Any]]) -> Definition:
 
 
 def state_check(machine: type[FSM[Any]]) -> StateCheck | None:
-    """Return a machine's `validate`, if it has one."""
-    return cast("Any", machine).validate if definition(machine).validates else None
+    """Return what a machine has to say about its states, if it has `validate`."""
+    return machine._check_state if definition(machine).validates else None  # noqa: SLF001  the module's own
 
 
 def _find_validate(cls: type[FSM[Any]]) -> bool:
@@ -426,8 +435,8 @@ def _find_validate(cls: type[FSM[Any]]) -> bool:
         setattr(cls, VALIDATE, staticmethod(found) if _takes_one(found) else classmethod(found))
     hook = getattr(cls, VALIDATE)
     if not callable(hook) or not _takes_one(hook):
-        _refuse(cls, f"has {VALIDATE!r}, which is no check of states: make it a method that takes the state alone")
-    _check_function(cls, VALIDATE, hook)
+        refuse(cls, f"has {VALIDATE!r}, which is no check of states: make it a method that takes the state alone")
+    check_function(cls, VALIDATE, hook)
     return True
 
 
@@ -443,23 +452,23 @@ def _define(cls: type[FSM[Any]], *, name: str | None, version: int, steps: dict[
     keywords = cls._keywords
     initial = JOB_STEP if issubclass(cls, Job) else keywords.initial
     if not isinstance(initial, str) or initial not in steps:
-        _refuse(cls, f"starts at {show(initial)}, which is no step; its steps are {', '.join(steps)} (set initial=)")
+        refuse(cls, f"starts at {show(initial)}, which is no step; its steps are {', '.join(steps)} (set initial=)")
     if not _is_count(version):
-        _refuse(cls, f"has version={show(version)}; give a whole number from 1")
+        refuse(cls, f"has version={show(version)}; give a whole number from 1")
     budget = keywords.max_crashes
     if budget is not None and not _is_count(budget):
-        _refuse(cls, f"has max_crashes={show(budget)}; give a whole number from 1, or None for no limit")
+        refuse(cls, f"has max_crashes={show(budget)}; give a whole number from 1, or None for no limit")
     if not isinstance(keywords.inline, bool):
-        _refuse(cls, f"has inline={show(keywords.inline)}; give True or False")
+        refuse(cls, f"has inline={show(keywords.inline)}; give True or False")
     try:
         retry = _check_policy(keywords.retry)
         fsm = check_name("name", f"{cls.__module__}.{cls.__qualname__}" if name is None else name)
         queue = check_name("queue", keywords.queue)
         for step_name in steps:
             check_name("step", step_name)
-        codec: StateCodec[Any] = StateCodec(_state_class(cls, keywords.state))
+        codec: StateCodec[Any] = StateCodec(cls._stored_class())
     except (InvalidInstance, DefinitionError) as error:
-        _refuse(cls, f"is not well formed: {error}")
+        refuse(cls, f"is not well formed: {error}")
     return Definition(
         name=fsm,
         version=version,
@@ -474,27 +483,27 @@ def _define(cls: type[FSM[Any]], *, name: str | None, version: int, steps: dict[
     )
 
 
-def _state_class(cls: type[FSM[Any]], keyword: type | None) -> type:
-    """The generic argument, else `state=`, else a nested class `State`, else plain dict."""
-    argument = _generic_argument(cls)
+def state_class(cls: type[FSM[Any]], root: type[FSM[Any]]) -> type:
+    """The generic argument for `root`, else `state=`, else a nested class `State`, else plain dict."""
+    argument = _generic_argument(cls, root)
     if argument is not None and argument is not Any and not isinstance(argument, TypeVar):
         return cast("type", argument)
-    if keyword is not None:
+    if (keyword := cls._keywords.state) is not None:
         return keyword
     nested = getattr(cls, "State", None)
     return nested if isinstance(nested, type) else dict
 
 
-def _generic_argument(cls: type) -> object:
-    """What FSM's S stands for in `cls`: a class, a TypeVar of `cls` itself, or None."""
+def _generic_argument(cls: type, root: type) -> object:
+    """What the one parameter of `root` stands for in `cls`: a class, a TypeVar of `cls` itself, or None."""
     for base in vars(cls).get("__orig_bases__", cls.__bases__):
         origin = get_origin(base) or base
-        if not (isinstance(origin, type) and issubclass(origin, FSM)):
+        if not (isinstance(origin, type) and issubclass(origin, root)):
             continue
         arguments = get_args(base)
-        inner = S if origin is FSM else _generic_argument(origin)
+        parameters: tuple[object, ...] = getattr(origin, "__parameters__", ())
+        inner = parameters[0] if origin is root else _generic_argument(origin, root)
         if isinstance(inner, TypeVar):
-            parameters = getattr(origin, "__parameters__", ())
             inner = arguments[parameters.index(inner)] if arguments and inner in parameters else None
         if inner is not None:
             return inner

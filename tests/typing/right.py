@@ -1,5 +1,6 @@
 """Uses of the public API that a strict type checker accepts; checked by test_typing.py, never run."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypedDict, assert_type
 
@@ -9,6 +10,7 @@ from gendurable import (
     FSM,
     Again,
     Await,
+    Children,
     Client,
     Context,
     Done,
@@ -19,6 +21,7 @@ from gendurable import (
     NewInstance,
     Next,
     Outcome,
+    ParentTask,
     Registry,
     Retry,
     RetryPolicy,
@@ -26,8 +29,10 @@ from gendurable import (
     Snooze,
     Spawn,
     Stop,
+    sequence,
     step,
 )
+from gendurable.tasks import Progress
 from gendurable.testing import Harness, context, signal
 
 
@@ -110,6 +115,23 @@ class Checkout(FSM[Order], name="checkout", version=1, queue="checkout", max_cra
         return Retry(delay=1.0 * ctx.attempt) if ctx.attempt < 5 else Stop(error)
 
 
+class Family(ParentTask[Order], name="family", retry=RetryPolicy(3)):
+    def run(self, ctx: Context[Order]) -> Children:
+        assert_type(ctx.state, Order)
+        return Children({"size": 100}, [SendMail.new(Mail("a")), Report], on_failure="fail_fast", timeout=60)
+
+    def finalize(self, ctx: Context[Order], output: Any, results: Sequence[Any]) -> Children | dict[str, Any]:
+        assert_type(ctx.state, Order)
+        return {**output, "mails": len(results)} if results else Children(output, [SendMail.new({"to": "b"})])
+
+    def handle(self, error: Exception, ctx: Context[Progress[Order]]) -> Outcome[Progress[Order]]:
+        assert_type(ctx.state.input, Order)
+        return Stop(error)
+
+
+Steps = sequence("steps", SendMail, Report, Family, version=2)
+
+
 class Notes(FSM[Note]):
     @step
     def start(self, ctx: Context[Note]) -> Outcome[Note]:
@@ -126,6 +148,8 @@ def use(client: Client, harness: Harness) -> None:
     new = Checkout.new(Order(42), partition_key="customer:7", unique_key="order:42", schedule_in=5, step=Checkout.ship)
     assert_type(new, NewInstance)
     Report.new({}, retry=RetryPolicy(max_attempts=9))
+    assert_type(Family.new(Order(1), priority=3), NewInstance)
+    client.insert_many([Family.new({"number": 1}), Steps.new({"to": "a"}), Steps.new(Mail("a"))])
     assert_type(client.insert(new), int)
     assert_type(client.insert_many([new, Notes.new({"text": "hi"})]), list[int])
     client.signal(1, "payment_confirmed", {"amount": 100}, dedup_key="evt-7")

@@ -6,16 +6,19 @@ from gendurable import (
     FSM,
     Again,
     Await,
+    Children,
     Client,
     Context,
     Job,
     Next,
     Outcome,
+    ParentTask,
     Retry,
     RetryPolicy,
     Snooze,
     Spawn,
     Stop,
+    sequence,
     step,
 )
 from gendurable.testing import context
@@ -102,6 +105,14 @@ class Checkout(FSM[Order], version="2"):  # error
         return Next(Other.start)  # error
 
 
+class Family(ParentTask[Order]):
+    def run(self, ctx: Context[Mail]) -> Children:  # error
+        return Children(None, [Order(1)])  # error
+
+    def finalize(self, ctx: Context[Order], output: object, results: object) -> int:  # error
+        return 1
+
+
 class Impatient(Job[Mail], retry=3):  # error
     pass
 
@@ -115,6 +126,9 @@ def use(client: Client) -> None:
     Checkout.new(Mail("a"))  # error
     Checkout.new(Order(1), priority="high")  # error
     Checkout.new(Order(1), retry=5)  # error
+    Family.new(Mail("a"))  # error
+    Children(1, on_failure="panic")  # error
+    sequence("steps", Order)  # error
     RetryPolicy(base="1s")  # error
     RetryPolicy(retry_on=[int])  # error
     client.insert(Order(1))  # error
