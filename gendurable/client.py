@@ -1,8 +1,8 @@
-"""Client: insert, signal, get and wait, for processes that run no worker."""
+"""Client: insert, signal, cancel, get and wait, for processes that run no worker."""
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -27,6 +27,7 @@ from gendurable.db.connection import (
     one_line,
     target,
 )
+from gendurable.db.endings import Level, cancel_instance, cancel_level, check_reason
 from gendurable.db.faults import hint, is_passing
 from gendurable.db.operations import (
     check_id,
@@ -134,12 +135,36 @@ class Client:
         With `conn`, the instance's row stays locked until the caller's transaction ends: keep that short.
         """
         with self._writing(conn) as connection:
-            if conn is None and self._borrowed is None:
-                with one_commit(connection):
-                    answer = send_signal(connection, id, name, payload, dedup_key)
-            else:
+            with self._transaction(conn, connection):
                 answer = send_signal(connection, id, name, payload, dedup_key)
             return delivered(id, answer)
+
+    def cancel(
+        self,
+        id: int,  # noqa: A002  the column's name
+        *,
+        reason: str | None = None,
+        cascade: bool = False,
+        conn: Connection | None = None,
+    ) -> bool:
+        """End an instance `cancelled`, wherever it stands; NoTarget if it has ended otherwise or does not exist.
+
+        True if it was this call that cancelled it, False if it had been already. Its children live on, unless
+        `cascade`: then the whole tree is cancelled, generation by generation, each in a transaction of its own.
+        With `conn`, the instance's row stays locked until the caller's transaction ends: keep that short.
+        """
+        why = check_reason(reason)
+        if cascade and conn is not None:
+            raise InvalidInstance(
+                "conn: a cascade takes a transaction for each generation, so it cannot be part of yours; "
+                "leave out conn, or cascade"
+            )
+
+        def cancel_some(ids: Sequence[int]) -> Level:
+            with self._writing(conn) as connection, self._transaction(conn, connection):
+                return cancel_level(connection, ids, why)
+
+        return cancel_instance(check_id(id), cancel_some, cascade=cascade)
 
     def get(self, id: int, *, conn: Connection | None = None) -> Instance:  # noqa: A002  the column's name
         """Return an instance; InstanceNotFound."""
@@ -205,6 +230,10 @@ class Client:
     def _statuses(self, ids: Sequence[int]) -> dict[int, str]:
         with self._reading(None) as connection:
             return {row.id: row.status for row in store.get_statuses(connection, ids=ids)}
+
+    def _transaction(self, conn: Connection | None, connection: Connection) -> AbstractContextManager[None]:
+        """Several statements at once: on a connection of our own; any other has a transaction open already."""
+        return one_commit(connection) if conn is None and self._borrowed is None else nullcontext()
 
     @contextmanager
     def _writing(self, conn: Connection | None) -> Iterator[Connection]:

@@ -100,7 +100,7 @@ class InstanceNotFound(GenDurableError):
 
 
 class NoTarget(GenDurableError):
-    """The instance a signal is meant for has ended or does not exist."""
+    """The instance that was to be signalled or cancelled has ended or does not exist."""
 
     def __init__(self, id: int) -> None:  # noqa: A002  the column's name
         """Name the id."""
@@ -108,11 +108,11 @@ class NoTarget(GenDurableError):
         self.id = id
 
     def __str__(self) -> str:
-        return f"instance {self.id} has ended or does not exist; the signal was not stored"
+        return f"instance {self.id} has ended or does not exist; nothing was changed"
 
 
 class NotRetryable(GenDurableError):
-    """An instance that was to run again has not failed."""
+    """An instance that was to run again has neither failed nor been cancelled."""
 
     def __init__(self, id: int, status: str) -> None:  # noqa: A002  the column's name
         """Name the id and where it stands."""
@@ -121,7 +121,7 @@ class NotRetryable(GenDurableError):
         self.status = status
 
     def __str__(self) -> str:
-        return f"instance {self.id} is {self.status}, not failed; only failed instances run again"
+        return f"instance {self.id} is {self.status}, not failed or cancelled; only such instances run again"
 
 
 class NotPaused(GenDurableError):

@@ -58,6 +58,7 @@ class Row:
     spawn_round: int = 0
     join_round: int | None = None
     fail_fast: bool = False
+    cancel_reason: str | None = None
     is_old: bool = False
 
     @property
@@ -189,9 +190,23 @@ class Model:
         row.wake(self.in_hours(0))
         row.result = None
         row.attempt = row.crashes = 0
+        row.cancel_reason = None
         row.is_old = False
         if parent := self._barrier_of(row):
             parent.children_pending += 1
+
+    def cancel(self, rows: Sequence[Row], reason: str, *, cascade: bool) -> list[Row]:
+        """Cancel those that live and, with `cascade`, what lives below any of them; return those that this ended."""
+        ended = []
+        while rows:
+            for row in rows:
+                if not row.has_ended:
+                    row.fence += 1
+                    row.cancel_reason = reason
+                    self._finish(row, Finish(row.id, row.fence, Status.CANCELLED, None, reason))
+                    ended.append(row)
+            rows = [child for row in rows for child in self.children(row.id)] if cascade else []
+        return ended
 
     # Workers.
 
@@ -215,6 +230,18 @@ class Model:
         row.locked_by = worker
         row.lease_expires_at = self.in_hours(lease)
         row.fence += 1
+
+    def fail_fast(self, row: Row) -> list[Row]:
+        """Cancel what is left of the round that a claimed row was released from; return those that this ended."""
+        reason = f"instance {row.id} fails fast, and another of its children has not ended well"
+        left = [
+            child
+            for child in self.children(row.id)
+            if row.fail_fast
+            and child.child_round == row.join_round
+            and (not child.has_ended or (child.status is Status.CANCELLED and child.last_error == reason))
+        ]
+        return self.cancel(left, reason, cascade=True)
 
     def write(self, changes: Sequence[Transition]) -> list[Birth]:
         """Apply the outcomes whose claim holds, kind by kind as a commit does; return the children it must bring."""

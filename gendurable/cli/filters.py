@@ -35,17 +35,19 @@ class Filters:
         parent: int | None,
         older_than: timedelta | None,
         where: Sequence[tuple[str, str]],
+        status: str | None = None,
     ) -> None:
-        """Keep what was given."""
+        """Keep what was given; `status` where the command has an option for it."""
+        self.status = status
         self._given = {"fsm": fsm, "queue": queue, "step": step, "parent": parent, "older_than": older_than}
         self._where = where
 
     def __bool__(self) -> bool:
-        return bool(self._where) or any(value is not None for value in self._given.values())
+        return bool(self._where) or self.status is not None or any(value is not None for value in self._given.values())
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters of the statements that filter."""
+        """The parameters of the statements that filter, but for the status."""
         return {
             **self._given,
             "paths": [path for path, _ in self._where],

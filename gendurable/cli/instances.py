@@ -1,20 +1,17 @@
-"""Commands that create instances and talk to them: insert, signal, wait, retry."""
+"""Commands that create instances and talk to them: insert, signal, wait."""
 
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gendurable.cli.database import reading, writing
-from gendurable.cli.failures import CommandFailed, judge
-from gendurable.cli.filters import Filters, filter_options
+from gendurable.cli.failures import CommandFailed
 from gendurable.cli.invocation import Invocation, pass_invocation
 from gendurable.cli.options import Command, machine_options, takes
-from gendurable.cli.output import confirm, echo, emit, to_json
+from gendurable.cli.output import echo, emit, to_json
 from gendurable.cli.parameters import Duration, InstanceId, Instant, Json, Key, Name
 
 if TYPE_CHECKING:
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
 
 # A row that is written by name starts here, as most machines do, with the crash budget that most have.
 FIRST_STEP, QUEUE, MAX_CRASHES = "start", "default", 20
-PAGE = 1000
 
 
 @click.command(cls=Command)
@@ -197,79 +193,3 @@ def _complain_unless_done(ended: Sequence["Instance"]) -> None:
         first, others = unhappy[0], len(unhappy) - 1
         more = f" (and {others} more did not end well)" if others else ""
         raise CommandFailed(f"instance {first.id} ended {first.status}: {first.last_error}{more}")
-
-
-@click.command(cls=Command)
-@click.argument("ids", type=InstanceId(), nargs=-1, metavar="[ID…]")
-@takes(filter_options)
-@click.option("--dry-run", is_flag=True, help="Only print which ones would run again.")
-@click.option("--yes", is_flag=True, help="Do not ask when filters choose.")
-@pass_invocation
-def retry(invocation: Invocation, /, ids: Sequence[int], dry_run: bool, yes: bool, **given: Any) -> None:
-    """Let failed instances run again.
-
-    They begin at the step that failed: those named by id, or all failed ones that match the filters.
-    """
-    filters = Filters(**given)
-    if bool(ids) == bool(filters):
-        raise click.UsageError("Name the instances by id, or choose them by filters: one of the two")
-    with writing(invocation.config) as conn:
-        chosen = list(dict.fromkeys(ids)) or list(_failed_ids(conn, filters))
-        if not chosen:
-            raise CommandFailed("no failed instance matches; see `gendurable list --status failed`", 3)
-        if dry_run:
-            done, refused = _would_retry(conn, chosen)
-        else:
-            if not ids and not yes:
-                confirm(f"Run {len(chosen)} failed instances again?")
-            done, refused = _retry_all(conn, chosen)
-    if invocation.json:
-        emit({"would_retry" if dry_run else "retried": done})
-    else:
-        for id_ in done:
-            echo(str(id_))
-    if refused:
-        first, others = refused[0], len(refused) - 1
-        failure = judge(first)
-        more = f" (and {others} more were left as they are)" if others else ""
-        raise CommandFailed(f"{failure.message}{more}", failure.code)
-
-
-def _failed_ids(conn: "Connection", filters: Filters) -> Iterator[int]:
-    from gendurable.db import store
-
-    after = 0
-    while page := store.list_ids(conn, **filters.parameters, status="failed", after=after, limit=PAGE).all():
-        yield from page
-        after = page[-1]
-
-
-def _would_retry(conn: "Connection", ids: Sequence[int]) -> tuple[list[int], list[Exception]]:
-    from gendurable.db import store
-    from gendurable.errors import InstanceNotFound, NotRetryable
-
-    found = {id_: store.get_status(conn, id=id_).one() for id_ in ids}
-    refused: list[Exception] = [
-        InstanceNotFound(id_) if status is None else NotRetryable(id_, status)
-        for id_, status in found.items()
-        if status != "failed"
-    ]
-    return [id_ for id_, status in found.items() if status == "failed"], refused
-
-
-def _retry_all(conn: "Connection", ids: Sequence[int]) -> tuple[list[int], list[Exception]]:
-    """Retry one by one: an instance that cannot run again must not keep the others from it."""
-    from gendurable.db.operations import retry_instance
-    from gendurable.errors import DuplicateInstance, InstanceNotFound, NotRetryable
-
-    done: list[int] = []
-    refused: list[Exception] = []
-    on_terminal = sys.stderr is not None and sys.stderr.isatty()
-    with click.progressbar(ids, label="retrying", file=sys.stderr) if on_terminal else nullcontext(ids) as each:
-        for id_ in each:
-            try:
-                retry_instance(conn, id_)
-                done.append(id_)
-            except (DuplicateInstance, InstanceNotFound, NotRetryable) as error:
-                refused.append(error)
-    return done, refused

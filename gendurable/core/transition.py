@@ -102,7 +102,7 @@ class SpawnChildren:
 
 @frozen
 class Finish:
-    """Done or Stop: ended for good."""
+    """Done, Stop or cancelled: ended for good."""
 
     id: int
     fence: int
@@ -114,7 +114,10 @@ class Finish:
     @property
     def kind(self) -> str:
         """The outcome's name."""
-        return "done" if self.status is Status.DONE else "stop"
+        return _ENDINGS[self.status]
+
+
+_ENDINGS = {Status.DONE: "done", Status.FAILED: "stop", Status.CANCELLED: "cancel"}
 
 
 @frozen

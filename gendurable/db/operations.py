@@ -9,14 +9,16 @@ from typing import Any
 import psycopg
 from attrs import frozen
 
-from gendurable.core.claim import Claim
+from gendurable.core.claim import Claim, StoredChild
 from gendurable.core.codec import encode_value
 from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.limits import DEFAULT_LIMITS, check_key, check_name, show
+from gendurable.core.status import LIVE, Status
 from gendurable.core.transition import Advance, CarryOn, Finish, GiveBack, Park, Repeat, SpawnChildren, Transition
 from gendurable.db import store
 from gendurable.db.connection import Connection, one_commit, pipeline, set_locally
+from gendurable.db.endings import cancel_idle
 from gendurable.db.faults import is_locked
 from gendurable.db.rows import Delivery, Ended, Woken
 from gendurable.errors import (
@@ -71,12 +73,43 @@ def claim_batch(
             children = store.load_children(conn, ids=parents) if parents else ()
         inboxes = {id_: tuple(rows) for id_, rows in groupby(signals, attrgetter("target_id"))}
         families = {id_: tuple(rows) for id_, rows in groupby(children, attrgetter("parent_id"))}
+        if any(claim.fail_fast for claim in claims):
+            claims = _fail_fast(conn, claims, families, ahead)
     except psycopg.Error:
         # Nobody will run these: give them back rather than leave them to their lease.
         if not conn.closed:
             store.release(conn, claims)
         raise
     return [claim._replace(inbox=inboxes.get(claim.id, ()), children=families.get(claim.id, ())) for claim in claims]
+
+
+def _fail_fast(
+    conn: Connection, claims: list[Claim], families: dict[int, tuple[StoredChild, ...]], ahead: timedelta
+) -> list[Claim]:
+    """Cancel who is left of a round that was to fail fast, now that its barrier is open and before the step runs.
+
+    Done anew at each claim of that step: a worker that died half-way is succeeded by the next. A claim for which it
+    cannot be done now, because somebody holds a row, goes back; the others are returned.
+    """
+    waiting: list[Claim] = []
+    for claim in claims:
+        reason = f"instance {claim.id} fails fast, and another of its children has not ended well"
+        left = [
+            child.id
+            for child in families.get(claim.id, ())
+            if claim.fail_fast
+            and child.round == claim.join_round
+            and (child.status in LIVE or (child.status == Status.CANCELLED and child.last_error == reason))
+        ]
+        if not left:
+            continue
+        if cancel_idle(conn, left, reason, ahead=ahead):
+            families[claim.id] = tuple(store.load_children(conn, ids=[claim.id]))
+        else:
+            waiting.append(claim)
+    if waiting:
+        store.release(conn, waiting)
+    return [claim for claim in claims if claim not in waiting]
 
 
 def give_back(conn: Connection, claims: Sequence[Claim]) -> list[int]:
@@ -220,7 +253,7 @@ def delivered(id: int, answer: store.Rows[Delivery]) -> Delivery:  # noqa: A002 
 
 
 def retry_instance(conn: Connection, id: int, *, ahead: timedelta = ZERO) -> None:  # noqa: A002  the column's name
-    """Let a failed instance run again; NotRetryable, InstanceNotFound, or DuplicateInstance if its key is taken."""
+    """Let a failed or cancelled instance run again; NotRetryable, InstanceNotFound, or DuplicateInstance."""
     try:
         if store.retry(conn, id=check_id(id), ahead=ahead).one() is not None:
             return

@@ -53,6 +53,17 @@ class Ended:
 
 
 @frozen
+class Held:
+    """An instance whose row we hold, to end it from outside."""
+
+    id: int
+    fence: int
+    status: str
+    on_cancel: bool
+    is_cancelling: bool
+
+
+@frozen
 class ServerFacts:
     """What a worker wants to know of its server."""
 

@@ -24,6 +24,7 @@ from gendurable.db.rows import (
     Due,
     Ended,
     Examination,
+    Held,
     Lost,
     Reaped,
     ServerFacts,
@@ -253,6 +254,29 @@ def finish(conn: Connection, changes: Sequence[Finish], *, ahead: timedelta = ZE
     )
 
 
+# Endings from outside. All in one transaction: the locks, `seize`, and `finish`.
+
+
+def lock_instances(conn: Connection, *, ids: Sequence[int]) -> Rows[Held]:
+    """Hold rows in id order, waiting for whoever has them, and see how each stands."""
+    return _rows(conn, Held, "lock_instances", ids=integers(ids))
+
+
+def lock_free_instances(conn: Connection, *, ids: Sequence[int]) -> Rows[Held]:
+    """Hold those rows that nobody else holds, and see how each stands."""
+    return _rows(conn, Held, "lock_free_instances", ids=integers(ids))
+
+
+def seize(conn: Connection, *, ids: Sequence[int], reason: str | None) -> Rows[int]:
+    """Take live instances that are locked already, each under its next fence; `reason` if they are cancelled."""
+    return _scalars(conn, "seize", ids=integers(ids), reason=reason)
+
+
+def find_children(conn: Connection, *, ids: Sequence[int]) -> Rows[int]:
+    """Name the children of instances that are locked already."""
+    return _scalars(conn, "find_children", ids=integers(ids))
+
+
 # Maintenance.
 
 
@@ -382,7 +406,7 @@ def deliver(
 
 
 def retry(conn: Connection, *, id: int, ahead: timedelta = ZERO) -> Rows[int]:  # noqa: A002  the column's name
-    """Let a failed instance run again; nothing comes back if it is not failed."""
+    """Let a failed or cancelled instance run again; nothing comes back if it is neither."""
     return _scalars(conn, "retry", id=id, ahead=ahead)
 
 
@@ -450,7 +474,7 @@ def list_instances(
 def list_ids(
     conn: Connection,
     *,
-    status: str | None = None,
+    statuses: Sequence[str],
     fsm: str | None = None,
     queue: str | None = None,
     step: str | None = None,
@@ -465,7 +489,7 @@ def list_ids(
     return _scalars(
         conn,
         "list_ids",
-        status=status,
+        statuses=list(statuses),
         fsm=fsm,
         queue=queue,
         step=step,

@@ -15,7 +15,9 @@ from gendurable.core.registry import Registry, Source
 from gendurable.core.transition import Transition
 from gendurable.db import migrate, store
 from gendurable.db.connection import check_schema, connect, one_commit
+from gendurable.db.endings import cancel_now, check_reason
 from gendurable.db.operations import (
+    check_id,
     claim_batch,
     delivered,
     insert_instance,
@@ -65,6 +67,10 @@ class Harness:
         with one_commit(self._conn):
             answer = send_signal(self._conn, id, name, payload, dedup_key, ahead=self._ahead)
         return delivered(id, answer)
+
+    def cancel(self, id: int, *, reason: str | None = None, cascade: bool = False) -> bool:  # noqa: A002
+        """Cancel an instance; true if it was this call that did."""
+        return cancel_now(self._conn, check_id(id), check_reason(reason), cascade=cascade, ahead=self._ahead)
 
     def get(self, id: int) -> Instance:  # noqa: A002  the column's name
         """Return an instance."""

@@ -3,7 +3,7 @@
 select g.id
 from gen_durable g
 where g.id > %(after)s
-  and (%(status)s::text is null or g.status::text = %(status)s)
+  and g.status::text = any (%(statuses)s::text[])
   and (%(fsm)s::text is null or g.fsm = %(fsm)s)
   and (%(queue)s::text is null or g.queue = %(queue)s)
   and (%(step)s::text is null or g.step = %(step)s)

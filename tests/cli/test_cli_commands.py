@@ -513,7 +513,7 @@ def test_retry_of_what_has_not_failed_leaves_with_3_but_does_the_others(
     result = cli("retry", fresh, failed, 999_999, failed)
     assert (result.exit_code, result.stdout) == (3, f"{failed}\n")
     assert result.stderr == (
-        f"gendurable: instance {fresh} is runnable, not failed; only failed instances run again"
+        f"gendurable: instance {fresh} is runnable, not failed or cancelled; only such instances run again"
         " (and 1 more were left as they are)\n"
     )
     assert row(conn, failed)["status"] == "runnable"
@@ -537,6 +537,68 @@ def test_a_retry_that_would_take_an_occupied_key_is_a_conflict(cli: Cli, out: Ou
     assert result.exit_code == 4
     assert f"occupied by instance {new}" in result.stderr
     assert row(conn, old)["status"] == "failed"
+
+
+# Cancel.
+
+
+def test_cancel_prints_the_ids_that_it_cancelled(cli: Cli, out: Out, out_json: CliJson, conn: Connection):
+    first, second = int(out("insert", "m")), int(out("insert", "m"))
+    assert out("cancel", first, "--reason", "no longer wanted") == f"{first}\n"
+    assert (row(conn, first)["status"], row(conn, first)["last_error"]) == ("cancelled", "no longer wanted")
+    assert out_json("cancel", first, second) == {"cancelled": [second]}, "the first was cancelled before"
+    result = cli("wait", first)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"instance {first} ended cancelled: no longer wanted" in result.stderr
+    assert [each["id"] for each in out_json("list", "--status", "cancelled")] == [second, first]
+    assert out_json("status")["queues"][0]["counts"]["cancelled"] == 2
+
+
+def test_cancel_of_what_has_ended_leaves_with_3_but_does_the_others(cli: Cli, out: Out, failed: int, conn: Connection):
+    fresh = int(out("insert", "m"))
+    result = cli("cancel", failed, fresh, 999_999)
+    assert (result.exit_code, result.stdout) == (3, f"{fresh}\n")
+    assert f"instance {failed} has ended or does not exist" in result.stderr
+    assert "(and 1 more were left as they are)" in result.stderr
+    assert row(conn, failed)["status"] == "failed"
+
+
+def test_cancel_by_filters_takes_every_live_one_that_matches(
+    cli: Cli, out: Out, out_json: CliJson, failed: int, conn: Connection
+):
+    ids = [int(out("insert", "m", f'{{"n": {n}}}')) for n in range(3)]
+    assert out_json("cancel", "--fsm", "m", "--dry-run") == {"would_cancel": ids}
+    assert out_json("cancel", ids[0], "--dry-run") == {"would_cancel": [ids[0]]}
+    assert row(conn, ids[0])["status"] == "runnable"
+    assert out_json("cancel", "--where", "state.n=1", "--yes") == {"cancelled": [ids[1]]}
+    assert out_json("cancel", ids[1], "--dry-run") == {"would_cancel": []}
+    assert cli("cancel", "--status", "awaiting_signal", "--yes").exit_code == 3
+    assert out("cancel", "--status", "runnable", "--yes").split() == [str(ids[0]), str(ids[2])]
+    assert cli("cancel", "--fsm", "m", "--yes").exit_code == 3
+    assert row(conn, failed)["status"] == "failed"
+
+
+def test_cancel_leaves_children_alone_unless_told_otherwise(out: Out, conn: Connection):
+    parents = [int(out("insert", "m")) for _ in range(2)]
+    for parent in parents:
+        conn.execute("update gen_durable set spawn_round = 1 where id = %s", [parent])
+        conn.execute(
+            "insert into gen_durable (fsm, step, parent_id, child_round, child_index) values ('m', 's', %s, 1, 0)",
+            [parent],
+        )
+    out("cancel", parents[0])
+    out("cancel", parents[1], "--cascade")
+    found = conn.execute("select status::text from gen_durable where parent_id is not null order by parent_id")
+    assert [status for (status,) in found] == ["runnable", "cancelled"]
+
+
+def test_what_was_cancelled_can_be_retried(out: Out, out_json: CliJson, conn: Connection):
+    id = int(out("insert", "m"))
+    out("cancel", id)
+    assert out_json("retry", id, "--dry-run") == {"would_retry": [id]}
+    assert out_json("retry", id) == {"retried": [id]}
+    found = row(conn, id)
+    assert (found["status"], found["cancel_reason"]) == ("runnable", None)
 
 
 # Garbage.

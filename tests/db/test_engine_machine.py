@@ -44,6 +44,7 @@ from gendurable.core.transition import (
 )
 from gendurable.db import store
 from gendurable.db.connection import Connection, one_commit
+from gendurable.db.endings import cancel_now
 from gendurable.db.operations import claim_batch, delivered, insert_instances, retry_instance, send_signal
 from gendurable.db.statements import statement
 from gendurable.errors import DuplicateInstance, NoTarget, NotRetryable
@@ -188,7 +189,11 @@ class History:
         elif isinstance(change, Park):
             self.shown[change.id] = frozenset(change.shown)
         elif isinstance(change, Finish):
-            self.consumed.update(signal.id for signal in self.accepted.values() if signal.target_id == change.id)
+            self.forget(change.id)
+
+    def forget(self, id: int) -> None:
+        """An instance has ended: its inbox is gone."""
+        self.consumed.update(signal.id for signal in self.accepted.values() if signal.target_id == id)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -223,7 +228,8 @@ class EngineMachine(RuleBasedStateMachine):
         return {
             "insert": 2 if len(alive) < CROWD else 0,
             "signal": 4 if is_any_parked else 1,
-            "retry": 1 if self.model.having(Status.FAILED) else 0,
+            "retry": 1 if self.retryable() else 0,
+            "cancel": 1 if self.model.rows else 0,
             "claim": 3 if is_busy else 1,
             "claim_and_commit": 6 if is_busy else 0,
             "commit": 3 if is_any_held else 0,
@@ -252,6 +258,9 @@ class EngineMachine(RuleBasedStateMachine):
         """Claims whose instance executes under a newer one."""
         executing = {row.id for row in self.model.having(Status.EXECUTING)}
         return [claim for claim in self.claims if claim.id in executing and not self.model.holds(claim)]
+
+    def retryable(self) -> list[Row]:
+        return [*self.model.having(Status.FAILED), *self.model.having(Status.CANCELLED)]
 
     def busy_queues(self) -> list[str]:
         return [queue for queue in QUEUES if self.model.claimable(queue, WORKERS["one"])]
@@ -310,10 +319,27 @@ class EngineMachine(RuleBasedStateMachine):
         self.history.accepted[sent.id] = sent
         assert delivery.woke == self.model.deliver(sent)
 
+    def cancel(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(list(self.model.rows.values())), label="instance")
+        cascade = data.draw(st.booleans(), label="cascade")
+        if row.status in {Status.DONE, Status.FAILED}:
+            with pytest.raises(NoTarget):
+                cancel_now(self.conn, row.id, "enough", cascade=cascade, ahead=self.ahead)
+            return
+        is_ours = cancel_now(self.conn, row.id, "enough", cascade=cascade, ahead=self.ahead)
+        assert is_ours == (not row.has_ended)
+        self.expect_cancelled(self.model.cancel([row], "enough", cascade=cascade))
+        self.model.take_woken()
+
+    def expect_cancelled(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self.history.forget(row.id)
+            self.history.impatient.add((row.id, row.join_round))
+
     def retry(self, data: st.DataObject) -> None:
-        failed = self.model.having(Status.FAILED)
-        row = data.draw(st.sampled_from([*(3 * failed), *self.model.rows.values()]), label="instance")
-        if row.status is not Status.FAILED:
+        retryable = self.retryable()
+        row = data.draw(st.sampled_from([*(3 * retryable), *self.model.rows.values()]), label="instance")
+        if row not in retryable:
             with pytest.raises(NotRetryable):
                 retry_instance(self.conn, row.id, ahead=self.ahead)
         elif self.model.is_key_taken(row):
@@ -345,9 +371,13 @@ class EngineMachine(RuleBasedStateMachine):
         )
         expected = self.model.claimable(queue, machines)[:limit]
         assert [claim.id for claim in claims] == [row.id for row in expected]
-        for claim, row in zip(claims, expected, strict=True):
+        for row in expected:
             self.model.claim(row, worker, LEASE)
-            assert claim.fence == row.fence
+        fences = [row.fence for row in expected]
+        for row in expected:
+            self.expect_cancelled(self.model.fail_fast(row))
+        for claim, row, fence in zip(claims, expected, fences, strict=True):
+            assert claim.fence == fence
             assert (claim.attempt, claim.awaits, claim.join_round) == (row.attempt, row.awaits, row.join_round)
             assert [signal.id for signal in claim.inbox] == self.model.inbox(row.id)
             assert [child.id for child in claim.children] == [child.id for child in self.model.children(row.id)]
@@ -645,6 +675,8 @@ PLANTED = {
     "a busy partition key is not noticed": ("claim", "busy.status = 'executing'", "busy.status = 'failed'"),
     "a retry starts counting anew": ("repeat", "attempt = g.attempt + t.attempts", "attempt = t.attempts"),
     "gc takes the children of a living parent": ("gc", "in ('done', 'failed', 'cancelled'))", "is not null)"),
+    "a failed child does not open a barrier that is to fail fast": ("finish", "p.fail_fast and", "false and"),
+    "a cascade ends at one that has ended": ("find_children", "c.spawn_round > 0", "false"),
     "a stale Next is written": ("advance", "g.fence = t.fence", "true"),
     "two children that end together count once": ("finish", "- arrived.children", "- 1"),
     "a signal that was shown wakes again": ("recheck_parked", "s.id <> all (", "0 <> all ("),

@@ -1,0 +1,119 @@
+"""Cancelled instances, through the harness: what becomes of them, of their parents and of their children."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scripted import Scripted
+from support import inbox, row
+
+from gendurable import Await, Context, Done, Job, Next, Spawn, Status, Stop
+from gendurable.db.connection import Connection
+from gendurable.errors import InvalidInstance, NoTarget
+from gendurable.testing import Harness
+
+MakeHarness = Callable[..., Harness]
+
+
+class Leaf(Job[dict[str, Any]], name="leaf"):
+    def perform(self, ctx: Context[dict[str, Any]]) -> dict[str, Any] | Stop:
+        return Stop("withered") if ctx.state.get("fails") else {}
+
+
+STANDING: dict[str, tuple[Any, dict[str, Any]]] = {
+    "runnable": (Next("work", delay=3600), {"attempt": 0}),
+    "awaiting_signal": (Await("go", "work", timeout=3600), {"awaits": None, "await_deadline": None}),
+    "awaiting_children": (Spawn([Leaf.new(schedule_in=3600)], "work", timeout=3600), {"children_pending": 0}),
+}
+
+
+@pytest.mark.parametrize("status", STANDING)
+def test_whatever_lives_is_cancelled_at_once(harness: MakeHarness, conn: Connection, status: str):
+    play, expected = STANDING[status]
+    durable = harness(Scripted(start=play), Leaf)
+    id = durable.insert(Scripted.new({"n": 1}, unique_key="k"))
+    durable.drain()
+    durable.signal(id, "noise")
+    before = row(conn, id)
+    assert (before["status"], durable.cancel(id, reason="no longer wanted")) == (status, True)
+    found = row(conn, id)
+    expected |= {"status": "cancelled", "step": "work", "state": {"n": 1}, "result": None, "await_deadline": None}
+    expected |= {"last_error": "no longer wanted", "cancel_reason": "no longer wanted", "cancelling": False}
+    assert {name: found[name] for name in expected} == expected
+    assert found["fence"] > before["fence"]
+    assert (inbox(conn, id), found["unique_guard"]) == ([], None)
+    assert durable.cancel(id, reason="again") is False
+    assert row(conn, id) == found
+    durable.advance(7200)
+    assert durable.drain() == ({"done": 1} if status == "awaiting_children" else {}), "its child lives on"
+
+
+@pytest.mark.parametrize("end", [Done(), Stop("enough")])
+def test_what_has_ended_otherwise_is_no_target(harness: MakeHarness, conn: Connection, end: Any):
+    durable = harness(Scripted(start=end))
+    id = durable.insert(Scripted.new())
+    durable.drain()
+    before = row(conn, id)
+    for absent in (id, id + 1):
+        with pytest.raises(NoTarget, match=f"instance {absent} has ended or does not exist; nothing was changed"):
+            durable.cancel(absent, cascade=True)
+    assert row(conn, id) == before
+
+
+@pytest.mark.parametrize("reason", ["", "  ", 7, b"x"])
+def test_a_reason_that_says_nothing_is_refused(harness: MakeHarness, conn: Connection, reason: Any):
+    durable = harness(Scripted(start=Done()))
+    id = durable.insert(Scripted.new())
+    with pytest.raises(InvalidInstance, match=r"reason: .* is no text that says why"):
+        durable.cancel(id, reason=reason)
+    assert row(conn, id)["status"] == "runnable"
+
+
+def test_without_a_reason_there_is_one_all_the_same(harness: MakeHarness):
+    durable = harness(Scripted(start=Done()))
+    id = durable.insert(Scripted.new())
+    durable.cancel(id)
+    assert durable.get(id).last_error == "cancelled"
+
+
+def test_a_reason_may_hold_what_a_column_cannot(harness: MakeHarness):
+    durable = harness(Scripted(start=Done()))
+    id = durable.insert(Scripted.new())
+    durable.cancel(id, reason="a\0b" + "x" * 100_000)
+    assert durable.get(id).last_error.startswith("a\\x00bxxx")
+
+
+def test_a_parent_counts_a_cancelled_child_and_sees_why(harness: MakeHarness, conn: Connection):
+    machine = Scripted(start=Spawn([Leaf.new(schedule_in=3600), Leaf], "work"), work=Done())
+    durable = harness(machine, Leaf)
+    id = durable.insert(Scripted.new())
+    durable.drain()
+    [child] = conn.execute("select id from gen_durable where status = 'runnable'").fetchone()
+    assert durable.cancel(child, reason="too late")
+    assert durable.drain() == {"done": 1}
+    assert [(c.status, c.last_error) for c in machine.seen[-1].joined] == [
+        (Status.CANCELLED, "too late"),
+        (Status.DONE, None),
+    ]
+    assert durable.get(id).status == "done"
+
+
+def test_a_cascade_cancels_the_children_too(harness: MakeHarness, conn: Connection):
+    durable = harness(Scripted(start=Spawn([Leaf.new(schedule_in=3600)] * 3, "work")), Leaf)
+    id = durable.insert(Scripted.new())
+    durable.drain()
+    assert durable.cancel(id, reason="no longer wanted", cascade=True)
+    found = conn.execute("select status::text, last_error, count(*) from gen_durable group by 1, 2").fetchall()
+    assert found == [("cancelled", "no longer wanted", 4)]
+
+
+def test_a_round_that_fails_fast_cancels_the_rest_before_its_parent_goes_on(harness: MakeHarness):
+    children = [Leaf.new(schedule_in=3600), Leaf.new({"fails": True}), Leaf.new(schedule_in=7200)]
+    machine = Scripted(start=Spawn(children, "work", on_failure="fail_fast"), work=Done())
+    durable = harness(machine, Leaf)
+    id = durable.insert(Scripted.new())
+    assert durable.drain() == {"spawn": 1, "stop": 1, "done": 1}
+    assert [child.status for child in machine.seen[-1].joined] == ["cancelled", "failed", "cancelled"]
+    assert f"instance {id} fails fast" in machine.seen[-1].joined[0].last_error
+    durable.advance(7200)
+    assert durable.drain() == {}
