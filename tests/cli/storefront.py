@@ -40,5 +40,10 @@ class NewCheckout(FSM[Order], name="checkout", version=2):
 class Pack(Job[dict[str, Any]], name="pack"):
     """Packs one part, or fails to."""
 
+    @staticmethod
+    def validate(state: dict[str, Any]) -> None:
+        if state.get("part", 0) < 0:
+            raise ValueError("parts count from zero")
+
     def perform(self, ctx: Context[dict[str, Any]]) -> Stop | None:
         return Stop("out of \x1b[31mpaper\nand string") if ctx.state.get("fails") else None

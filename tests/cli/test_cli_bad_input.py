@@ -71,6 +71,10 @@ CASES = {
     "a NUL in a payload": Case(["signal", LIVE, "n", r'"\u0000"'], "payload: a NUL character"),
     "a payload too deep": Case(["signal", LIVE, "n", "[" * 250 + "]" * 250], "nested too deeply"),
     # A state that its class refuses.
+    "a state that its machine refuses": Case(
+        ["insert", "pack", '{"part": -1}', "--fsms", "storefront"],
+        "state: refused by validate: ValueError: parts count from zero",
+    ),
     "a missing field": Case(["insert", "checkout", "{}", "--fsms", "storefront"], r"state\.number: missing"),
     "a field of another type": Case(
         ["insert", "checkout", '{"number": "x"}', "--fsms", "storefront"],

@@ -8,7 +8,22 @@ from typing import Any
 from attrs import evolve, frozen
 from stage import Stage
 
-from gendurable import FSM, Await, Context, Done, Interrupted, Job, Next, Outcome, Retry, Spawn, Stop, step
+from gendurable import (
+    FSM,
+    Again,
+    Await,
+    Context,
+    Done,
+    Interrupted,
+    Job,
+    Next,
+    Outcome,
+    Retry,
+    Snooze,
+    Spawn,
+    Stop,
+    step,
+)
 
 
 @frozen
@@ -91,8 +106,10 @@ class Player(FSM[Scene], name="player"):
         match ctx.state.play:
             case "next":
                 return Next(self.later, changed, delay=3600)
-            case "retry":
-                return Retry(changed, delay=3600)
+            case "retry" | "again" as word:
+                return {"retry": Retry, "again": Again}[word](changed, delay=3600)
+            case "snooze":
+                raise Snooze(3600)
             case "await":
                 return Await(["a", "b"], then=self.later, state=changed, timeout=3600)
             case "spawn":

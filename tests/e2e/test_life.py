@@ -63,6 +63,20 @@ def test_retry_leaves_the_row_runnable_at_the_same_step_with_one_more_attempt(pl
     assert is_free(instance)
 
 
+@pytest.mark.parametrize(("outcome", "by"), [("again", 0), ("snooze", None)])
+def test_again_and_snooze_leave_the_row_runnable_at_the_same_step_with_no_attempt_spent(
+    play: Callable[..., Instance], serving: WorkerProcess, outcome: str, by: int | None
+):
+    failed, again = serving.events("step_failed"), serving.events("step_committed", outcome="again")
+    instance = play(outcome, "runnable")
+
+    assert (instance.step, instance.state["by"], instance.last_error) == ("start", by, None)
+    assert is_about(instance.eligible_at, instance.updated_at + HOUR)
+    assert is_free(instance)
+    until(lambda: len(serving.events("step_committed", outcome="again")) > len(again), "a line about it")
+    assert serving.events("step_failed") == failed, "to put a step off is no failure of it"
+
+
 def test_await_parks_the_row_at_the_step_that_follows(play: Callable[..., Instance]):
     instance = play("await", "awaiting_signal")
 

@@ -284,6 +284,23 @@ def test_a_handler_that_raises_snooze_has_failed(harness: MakeHarness):
     assert durable.get(id).last_error == "Snooze: 5"
 
 
+def test_a_loop_and_a_poll_leave_one_row_however_long_they_go_on(harness: MakeHarness, conn: Connection):
+    def go_round(ctx: Context[State]) -> Any:
+        lap = {"n": ctx.state["n"] + 1}
+        if lap["n"] == 300:
+            return Done(lap)
+        return Next("start", lap, delay=60) if lap["n"] % 2 else Again(lap, delay=60)
+
+    durable = harness(Scripted(start=go_round))
+    id = durable.insert(Scripted.new({"n": 0}))
+    for _ in range(299):
+        assert durable.drain() in ({"next": 1}, {"again": 1})
+        durable.advance(60)
+    assert durable.drain() == {"done": 1}
+    assert durable.get(id).result == {"n": 300}
+    assert conn.execute("select count(*), sum(attempt) from gen_durable").fetchone() == (1, 0)
+
+
 def test_a_job_polls(harness: MakeHarness):
     class Poll(Job[dict[str, Any]], name="poll", max_attempts=1):
         def perform(self, ctx: Context[dict[str, Any]]) -> "Again[dict[str, Any]] | dict[str, Any]":

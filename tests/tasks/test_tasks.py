@@ -187,6 +187,8 @@ def test_fail_fast_cancels_the_rest_and_names_the_culprit(harness: MakeHarness, 
     assert ended.status == "failed"
     assert ended.last_error.startswith("ChildFailed: child 1 (leaf, instance ")
     assert ended.last_error.endswith("is failed: ValueError: x")
+    statuses = conn.execute("select status::text from gen_durable where parent_id is not null order by id").fetchall()
+    assert statuses == [("cancelled",), ("failed",), ("cancelled",)]
 
 
 def test_after_a_timeout_the_unfinished_are_seen_and_missed_only_if_asked_for(harness: MakeHarness):
