@@ -80,6 +80,7 @@ class Config:
     drain_timeout: timedelta = timedelta(seconds=5)
     prefetch: int | Literal["auto"] = 0
     min_demand: int = 1
+    max_abandoned: int = 10
     processes: int = 1
     name: str = Factory(_host_name)
     switch_interval: timedelta | None = None
@@ -205,6 +206,7 @@ _KEYS = (
     _worker_key("drain_timeout", read_positive),
     _worker_key("prefetch", read_prefetch),
     _worker_key("min_demand", number(1, MAX_QUEUE_SIZE)),
+    _worker_key("max_abandoned", number(0, MAX_QUEUE_SIZE)),
     _worker_key("processes", number(1, MAX_PROCESSES)),
     _worker_key("name", read_name),
     _worker_key("switch_interval", read_positive_or_off),

@@ -63,6 +63,19 @@ class BadOutcome(GenDurableError):
     """A step or handler returned something that is no well-formed outcome."""
 
 
+class StepTimeout(GenDurableError, TimeoutError):
+    """An execution of a step took longer than it may; whatever it still returns is dropped."""
+
+    def __init__(self, step: str, timeout: float) -> None:
+        """Name the step and how many seconds it had."""
+        super().__init__(step, timeout)
+        self.step = step
+        self.timeout = timeout
+
+    def __str__(self) -> str:
+        return f"step {self.step!r} took longer than its {self.timeout:g} s"
+
+
 class UndecodableRow(GenDurableError):
     """What a row, signal or child holds cannot be read back."""
 

@@ -48,7 +48,7 @@ class ClaimLost:
 
 @frozen
 class StepFailed:
-    """A step raised, returned something that is no outcome, or its handler did; `kind` says which."""
+    """A step raised, returned something that is no outcome, took too long, or its handler did; `kind` says which."""
 
     id: int
     queue: str
@@ -57,6 +57,37 @@ class StepFailed:
     attempt: int
     kind: str
     error: str
+
+
+@frozen
+class ThreadAbandoned:
+    """A step took longer than it may: its slot went to another thread; `abandoned` threads are left behind by now."""
+
+    id: int
+    queue: str
+    fsm: str
+    step: str
+    abandoned: int
+
+
+@frozen
+class TooManyAbandoned:
+    """More threads were left behind than `worker.max_abandoned`: the worker drains and ends, to be started anew."""
+
+    abandoned: int
+    limit: int
+
+
+@frozen
+class OutcomeLate:
+    """A step that had taken too long came back after all: what it returned was dropped."""
+
+    id: int
+    queue: str
+    fsm: str
+    step: str
+    outcome: str
+    seconds: float
 
 
 @frozen
@@ -210,7 +241,7 @@ class DrainStarted:
 
 @frozen
 class DrainFinished:
-    """The drain is over; `abandoned` steps were still running, their leases will expire."""
+    """The drain is over; `abandoned` steps were still running: what they hold is left to its lease."""
 
     abandoned: int
     seconds: float
@@ -230,6 +261,9 @@ Event: TypeAlias = (
     | OutcomeStale
     | ClaimLost
     | StepFailed
+    | ThreadAbandoned
+    | TooManyAbandoned
+    | OutcomeLate
     | StepCrashed
     | Claimed
     | BatchCommitted

@@ -138,7 +138,12 @@ ROWS: dict[str, list[Panel]] = {
             about="Workers that died or did not send heartbeats; these steps run again.",
         ),
         Panel(
-            "Outcomes that came too late", (Query(rate("gendurable_stale_outcomes_total", "fsm"), "{{fsm}}"),), "ops"
+            "Outcomes that came too late",
+            (
+                Query(rate("gendurable_stale_outcomes_total", "fsm"), "{{fsm}}, claim lost"),
+                Query(rate("gendurable_late_outcomes_total", "fsm"), "{{fsm}}, past its timeout"),
+            ),
+            "ops",
         ),
         Panel("Awaits that timed out", (Query(rate("gendurable_await_timeouts_total", "job"), "{{job}}"),), "ops"),
     ],
@@ -148,6 +153,7 @@ ROWS: dict[str, list[Panel]] = {
             (
                 Query(gauge("gendurable_worker_busy", "queue"), "{{queue}} busy"),
                 Query(gauge("gendurable_worker_slots", "queue"), "{{queue}} slots"),
+                Query(gauge("gendurable_abandoned_threads", "queue"), "{{queue}} abandoned threads"),
             ),
         ),
         Panel("Claimed and waiting for a slot", (Query(gauge("gendurable_worker_buffered", "queue"), "{{queue}}"),)),

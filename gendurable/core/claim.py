@@ -81,5 +81,7 @@ class Claim(NamedTuple):
     @property
     def awaited(self) -> tuple[StoredSignal, ...]:
         """The signals that the step waited for."""
+        if not self.inbox:
+            return ()
         names = frozenset(self.awaits or ())
         return tuple(signal for signal in self.inbox if signal.name in names)

@@ -372,18 +372,20 @@ class StateCodec(Generic[S]):
 
     def _reader(self, *, strict: bool) -> _Reader:
         """Return what reads a state, from cattrs' own cache; rows are read leniently, users strictly."""
-        name = _type_name(self.state_class)
         try:
             return _converter(strict).get_structure_hook(self.state_class)
         except NameError as error:
-            raise DefinitionError(f"{name}: {error}; define what a state class names at module level") from error
+            reason = f"{error}; define what a state class names at module level"
+            raise self._unfit(reason) from error
         except StructureHandlerNotFoundError as error:
-            raise DefinitionError(
-                f"{name}: {_type_name(error.type_)} cannot be read back from JSON; "
-                "use plain types, attrs or dataclass classes"
-            ) from error
+            culprit = _type_name(error.type_)
+            reason = f"{culprit} cannot be read back from JSON; use plain types, attrs or dataclass classes"
+            raise self._unfit(reason) from error
         except _Unreadable as error:
-            raise DefinitionError(f"{name}: {error}") from error
+            raise self._unfit(error) from error
+
+    def _unfit(self, reason: object) -> DefinitionError:
+        return DefinitionError(f"{_type_name(self.state_class)}: {reason}")
 
 
 def _instance_types(cl: Any) -> tuple[type, ...]:

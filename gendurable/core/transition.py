@@ -146,7 +146,7 @@ def transition(  # noqa: PLR0911  one for each outcome
     def target(reference: object) -> str:
         return mine.resolve(reference, type(machine))
 
-    shown = tuple(signal.id for signal in claim.awaited)
+    shown = tuple([signal.id for signal in claim.awaited])
     match outcome:
         case outcomes.Next(to=to, state=given, delay=delay):
             return Advance(claim.id, claim.fence, target(to), _state(mine, given, state), _delay(delay), shown)

@@ -42,7 +42,7 @@ METRICS = (
         "gendurable_step_errors_total",
         "counter",
         ("queue", "fsm", "step", "kind"),
-        "Steps that raised, returned no outcome, or whose handler failed.",
+        "Steps that raised, returned no outcome, took too long, or whose handler failed.",
     ),
     Description(
         "gendurable_step_duration_seconds",
@@ -78,6 +78,12 @@ METRICS = (
         "Outcomes dropped because the claim had been lost meanwhile.",
     ),
     Description(
+        "gendurable_late_outcomes_total",
+        "counter",
+        ("queue", "fsm"),
+        "Outcomes dropped because their step had taken longer than it may.",
+    ),
+    Description(
         "gendurable_partition_contended_total",
         "counter",
         ("queue",),
@@ -89,6 +95,9 @@ METRICS = (
     Description("gendurable_heartbeat_lag_seconds", "gauge", (), "Time since the last heartbeat that succeeded."),
     Description("gendurable_worker_slots", "gauge", ("queue",), "Steps that this worker can run at once."),
     Description("gendurable_worker_busy", "gauge", ("queue",), "Steps that this worker is running."),
+    Description(
+        "gendurable_abandoned_threads", "gauge", ("queue",), "Threads in steps that took longer than they may."
+    ),
     Description("gendurable_worker_buffered", "gauge", ("queue",), "Claimed instances that wait for a slot."),
     Description("gendurable_draining", "gauge", (), "1 while the worker finishes what it runs and claims no more."),
     Description(
@@ -148,6 +157,7 @@ class Metrics:
         self._empty_polls = make.counter("gendurable_empty_polls_total")
         self._claim_duration = make.histogram("gendurable_claim_duration_seconds")
         self._stale = make.counter("gendurable_stale_outcomes_total")
+        self._late = make.counter("gendurable_late_outcomes_total")
         self._contended = make.counter("gendurable_partition_contended_total")
         self._reaped = make.counter("gendurable_reaped_total")
         self._await_timeouts = make.counter("gendurable_await_timeouts_total")
@@ -155,6 +165,7 @@ class Metrics:
         self._heartbeat_lag = make.gauge("gendurable_heartbeat_lag_seconds")
         self._slots = make.gauge("gendurable_worker_slots")
         self._busy = make.gauge("gendurable_worker_busy")
+        self._abandoned = make.gauge("gendurable_abandoned_threads")
         self._buffered = make.gauge("gendurable_worker_buffered")
         self._draining = make.gauge("gendurable_draining")
         self._database_up = make.gauge("gendurable_database_up")
@@ -172,6 +183,7 @@ class Metrics:
             events.BatchCommitted: self._batch_committed,
             events.Claimed: self._claimed,
             events.OutcomeStale: lambda e: self._stale.labels(e.queue, e.fsm).inc(),
+            events.OutcomeLate: lambda e: self._late.labels(e.queue, e.fsm).inc(),
             events.PartitionContended: lambda e: self._contended.labels(e.queue).inc(),
             events.LeaseReaped: lambda e: self._reaped.labels(e.queue).inc(),
             events.AwaitsTimedOut: lambda e: self._await_timeouts.inc(e.count),
@@ -190,11 +202,20 @@ class Metrics:
         if count is not None:
             count(event)
 
-    def watch_queue(self, queue: str, *, slots: int, busy: Callable[[], int], buffered: Callable[[], int]) -> None:
+    def watch_queue(
+        self,
+        queue: str,
+        *,
+        slots: int,
+        busy: Callable[[], int],
+        buffered: Callable[[], int],
+        abandoned: Callable[[], int],
+    ) -> None:
         """Serve a queue: its sizes are read at each scrape, and its counters begin at zero rather than not at all."""
         self._slots.labels(queue).set(slots)
         self._busy.labels(queue).set_function(busy)
         self._buffered.labels(queue).set_function(buffered)
+        self._abandoned.labels(queue).set_function(abandoned)
         for counter in (self._claims, self._empty_polls, self._contended, self._reaped):
             counter.labels(queue)
         self._sampled.queues.append(queue)

@@ -1,27 +1,28 @@
 """Executions: the steps that run now, what each is told while it runs, and who may speak for it."""
 
 import threading
-from collections.abc import Iterable
-from datetime import datetime
-
-from attrs import Factory, define
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from math import inf
+from time import monotonic
 
 from gendurable.core.claim import Claim
 from gendurable.core.context import Flag
 from gendurable.db.rows import Lost
+from gendurable.runtime.chunk import Chunk
+from gendurable.runtime.loop import Wires
+
+LONGEST_LOOK = 3600.0
 
 
 class LateEvent:
     """An event that is made when somebody waits for it: most steps never look."""
 
-    __slots__ = ("_event", "_is_set")
     # One for all: it is held for an instant, and hardly ever.
     _making = threading.Lock()
-
-    def __init__(self) -> None:
-        """Begin unset."""
-        self._is_set = False
-        self._event: threading.Event | None = None
+    # Of the class, as long as nothing happens: each step has such an event.
+    _is_set = False
+    _event: threading.Event | None = None
 
     def is_set(self) -> bool:
         """Whether it is set."""
@@ -44,38 +45,58 @@ class LateEvent:
         return self._event.wait(timeout)
 
 
-@define(eq=False)
 class Execution:
-    """One run of a claimed step."""
+    """One run of a claimed step. `chunk` is where the outcome goes if it has a partition key."""
 
-    claim: Claim
-    shutting_down: Flag
-    cancelled: LateEvent = Factory(LateEvent)
+    # Of the class, where a step has none of it: these are made for every step.
+    chunk: Chunk | None = None
+    timeout: timedelta | None = None
     deadline: datetime | None = None
+    due: float = inf
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """Names the claim."""
-        return self.claim.id, self.claim.fence
+    def __init__(self, claim: Claim, shutting_down: Flag) -> None:
+        """Begin to run a claim."""
+        self.claim = claim
+        self.key = (claim.id, claim.fence)
+        self.shutting_down = shutting_down
+        self.cancelled = LateEvent()
 
 
 class Executions:
-    """The steps that run in this process, by claim."""
+    """The steps that run in this process, by claim.
+
+    Whoever takes an execution out with `end` speaks for it, and nobody else: the thread that ran the step, or the one
+    that found that its time was up.
+    """
 
     def __init__(self, shutting_down: Flag) -> None:
         """Let every step see when the worker wants to end."""
         self._shutting_down = shutting_down
         self._running: dict[tuple[int, int], Execution] = {}
+        self._changed = threading.Condition()
+        self._next_look = inf
+        self._is_closed = False
 
-    def begin(self, claim: Claim) -> Execution:
+    def begin(self, claim: Claim, timeout: timedelta | None = None, chunk: Chunk | None = None) -> Execution:
         """Watch a step from now on."""
         execution = Execution(claim, self._shutting_down)
-        self._running[claim.id, claim.fence] = execution
+        if chunk is not None:
+            execution.chunk = chunk
+        if timeout is None:
+            self._running[execution.key] = execution
+            return execution
+        execution.timeout = timeout
+        execution.deadline = datetime.now(UTC) + timeout
+        execution.due = monotonic() + timeout.total_seconds()
+        with self._changed:
+            self._running[execution.key] = execution
+            if execution.due < self._next_look:
+                self._changed.notify()
         return execution
 
-    def end(self, execution: Execution) -> None:
-        """Watch it no longer."""
-        del self._running[execution.key]
+    def end(self, execution: Execution) -> bool:
+        """Watch it no longer; true for the first who says so, and for nobody else."""
+        return self._running.pop(execution.key, None) is not None
 
     def lose(self, lost: Iterable[Lost]) -> list[Claim]:
         """Tell those steps whose claims are lost that their outcome counts no more; return the claims told just now."""
@@ -84,3 +105,49 @@ class Executions:
         for execution in told:
             execution.cancelled.set()
         return [execution.claim for execution in told]
+
+    def wait_overdue(self) -> list[Execution]:
+        """Wait until the time of some is up, and return those; none: there will be no more.
+
+        Not a queue of deadlines: what ended long before its own would fill it.
+        """
+        with self._changed:
+            while not self._is_closed:
+                running = list(self._running.values())
+                now = monotonic()
+                if overdue := [execution for execution in running if execution.due <= now]:
+                    return overdue
+                self._next_look = min((execution.due for execution in running), default=inf)
+                self._changed.wait(min(self._next_look - now, LONGEST_LOOK))
+            return []
+
+    def close(self) -> None:
+        """Look for overdue ones no longer."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+
+class Timekeeper:
+    """A thread, without a connection, that ends the executions whose time is up."""
+
+    def __init__(self, executions: Executions, wires: Wires, on_overdue: Callable[[Execution], None]) -> None:
+        """Hand each overdue execution that has not ended itself to `on_overdue`."""
+        self._executions = executions
+        self._wires = wires
+        self._on_overdue = on_overdue
+        self._thread = threading.Thread(target=self._run, name="timekeeper", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while overdue := self._executions.wait_overdue():
+                for execution in overdue:
+                    if self._executions.end(execution):
+                        execution.cancelled.set()
+                        self._on_overdue(execution)
+        except BaseException as error:  # noqa: BLE001  whatever it is, it must not go unnoticed
+            self._wires.died(self._thread.name, error)

@@ -1,7 +1,7 @@
 """One claim -> context -> step or handle -> transition. No database, no thread: only the user's code is called."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeAlias
 
 from attrs import evolve, frozen
@@ -13,10 +13,10 @@ from gendurable.core.fsm import FSM, Step, definition, state_check
 from gendurable.core.policy import read_policy
 from gendurable.core.status import Status
 from gendurable.core.transition import GiveBack, Transition, snoozed, stop, transition, with_error
-from gendurable.errors import BadOutcome, Snooze, UndecodableRow
+from gendurable.errors import BadOutcome, Snooze, StepTimeout, UndecodableRow
 
-# Told of each error on the way to a transition, and whose it is: "exception" and "bad_outcome" of the step, "handler",
-# or "undecodable" if the row could not even be read.
+# Told of each error on the way to a transition, and whose it is: "exception" and "bad_outcome" of the step, "timeout",
+# "handler", or "undecodable" if the row could not even be read.
 Report: TypeAlias = Callable[[str, Exception], None]
 
 
@@ -74,6 +74,19 @@ def execute(claim: Claim, machine: FSM[Any], report: Report = _ignore, run: Surr
     except Exception as error:  # noqa: BLE001  the step's error, whatever it is, is for its handler
         report(kind, error)
         return _handled(claim, machine, error, report, run)
+
+
+def time_out(claim: Claim, machine: FSM[Any], timeout: timedelta, report: Report = _ignore) -> Transition:
+    """Give up on a step that took too long, and ask its handler what is to follow."""
+    error = StepTimeout(claim.step, timeout.total_seconds())
+    report("timeout", error)
+    return _handled(claim, machine, error, report, CALM)
+
+
+def timeout_of(claim: Claim, machine: FSM[Any]) -> timedelta | None:
+    """Return how long the claimed step may take; None if there is no limit."""
+    step = definition(type(machine)).steps.get(claim.step)
+    return None if step is None or claim.cancelling else step.timeout
 
 
 def _find_step(claim: Claim, machine: FSM[Any]) -> Step[Any, Any]:

@@ -30,6 +30,11 @@ class Wires:
     emit: Listener
     on_death: Callable[[], None]
 
+    def died(self, loop: str, error: BaseException) -> None:
+        """Say, from within its `except`, what a loop has died of."""
+        self.emit(LoopDied(loop, describe(error), traceback.format_exc()))
+        self.on_death()
+
 
 class Loop(ABC):
     """One round after another: `run_once` does one and says how long to rest; `wake` cuts the rest short.
@@ -43,7 +48,7 @@ class Loop(ABC):
         self.name = name
         self._session = session
         self._emit = wires.emit
-        self._on_death = wires.on_death
+        self._wires = wires
         self._bell = threading.Event()
         self._stopping = False
         self._failures = 0
@@ -97,8 +102,7 @@ class Loop(ABC):
                 if rest > 0:
                     self._bell.wait(rest)
         except BaseException as error:  # noqa: BLE001  whatever it is, it must not go unnoticed
-            self._emit(LoopDied(self.name, describe(error), traceback.format_exc()))
-            self._on_death()
+            self._wires.died(self.name, error)
         finally:
             self._session.close()
 

@@ -9,6 +9,7 @@ import psycopg
 from attrs import frozen
 
 from gendurable.core.claim import Claim
+from gendurable.core.duration import ZERO
 from gendurable.core.registry import Machine
 from gendurable.core.transition import keep_claim
 from gendurable.current import CurrentStep, in_step
@@ -22,19 +23,25 @@ from gendurable.events import (
     DatabaseUnavailable,
     Listener,
     LockLost,
+    OutcomeLate,
     PartitionContended,
     StepCrashed,
     StepFailed,
 )
+from gendurable.runtime.chunk import Chunk
 from gendurable.runtime.committer import OnSettled, Performed, report, wakes
 from gendurable.runtime.committing import settle
-from gendurable.runtime.executions import Executions
-from gendurable.runtime.executor import Report, execute
+from gendurable.runtime.executions import Execution, Executions
+from gendurable.runtime.executor import Report, execute, time_out, timeout_of
 from gendurable.runtime.loop import FIRST_SETBACK, LONGEST_SETBACK, jittered
 from gendurable.runtime.partitions import LockConnections
 
 # Performed steps of several keys wait no longer than this for others that share their session.
 SECONDS_UNCOMMITTED = 0.01
+
+
+class Superseded(Exception):
+    """Another thread has answered for the execution."""
 
 
 @frozen(kw_only=True)
@@ -52,38 +59,79 @@ class Runner:
     learn: Callable[[Claim, float], None]
     stopping: threading.Event
 
-    def run(self, claims: Sequence[Claim]) -> None:
-        """Run a claim, or several of different partition keys one after the other; never raises."""
+    def run(self, claims: Sequence[Claim]) -> bool:
+        """Run a claim, or several of different partition keys one after the other; never raises.
+
+        True: a step took too long, and another thread has the slot and all that was left to do.
+        """
         try:
             if claims[0].partition_key is None:
                 self._run_plain(claims[0])
             else:
                 self._run_keyed(claims)
+        except Superseded:
+            return True
         except BaseException as error:  # noqa: BLE001  a bug of ours must not cost the thread; the reaper has the rows
             for claim in claims:
                 self._crashed(claim, error)
+        return False
+
+    def time_out(self, execution: Execution) -> bool:
+        """Answer for a step that took too long, and go on in its thread's place; never raises. True: as for `run`."""
+        claim, chunk = execution.claim, execution.chunk
+        try:
+            performed = self._answer_timeout(execution)
+            if chunk is not None:
+                chunk.add(claim, performed)
+                self._run_chunk(chunk)
+            elif performed is not None:
+                self.submit(performed)
+        except Superseded:
+            return True
+        except BaseException as error:  # noqa: BLE001  as above
+            for each in [claim] if chunk is None else [*chunk.unsettled.values()]:
+                self._crashed(each, error)
+        return False
 
     def _run_plain(self, claim: Claim) -> None:
         performed = self._perform(claim)
         if performed is not None:
             self.submit(performed)
 
-    def _perform(self, claim: Claim) -> Performed | None:
-        """Run the step; None if it crashed."""
+    def _perform(self, claim: Claim, chunk: Chunk | None = None) -> Performed | None:
+        """Run the step; None if it crashed. Superseded if another thread has answered for it meanwhile."""
         started = monotonic()
+        machine = self.machines[claim.fsm, claim.fsm_version]
         step = CurrentStep(claim.id, claim.fsm, claim.step)
-        execution = self.executions.begin(claim)
+        execution = self.executions.begin(claim, timeout_of(claim, machine), chunk)
         try:
-            machine = self.machines[claim.fsm, claim.fsm_version]
             change = in_step(step, execute, claim, machine, self._reporter(claim), execution)
         except BaseException as error:  # noqa: BLE001  SystemExit and its like: a crash, as a dead process would be
+            if not self.executions.end(execution):
+                raise self._superseded(claim, "crash", started) from None
             self._crashed(claim, error)
             return None
-        finally:
-            self.executions.end(execution)
+        if not self.executions.end(execution):
+            raise self._superseded(claim, change.kind, started)
         seconds = monotonic() - started
         self.learn(claim, seconds)
         return Performed(claim, keep_claim(claim, change, machine), seconds)
+
+    def _superseded(self, claim: Claim, outcome: str, started: float) -> Superseded:
+        self.emit(OutcomeLate(claim.id, claim.queue, claim.fsm, claim.step, outcome, monotonic() - started))
+        return Superseded()
+
+    def _answer_timeout(self, execution: Execution) -> Performed | None:
+        claim, timeout = execution.claim, execution.timeout or ZERO
+        machine = self.machines[claim.fsm, claim.fsm_version]
+        step = CurrentStep(claim.id, claim.fsm, claim.step)
+        self.learn(claim, timeout.total_seconds())
+        try:
+            change = in_step(step, time_out, claim, machine, timeout, self._reporter(claim))
+        except BaseException as error:  # noqa: BLE001  the handler's SystemExit
+            self._crashed(claim, error)
+            return None
+        return Performed(claim, keep_claim(claim, change, machine), timeout.total_seconds())
 
     def _reporter(self, claim: Claim) -> Report:
         def report_failure(kind: str, error: Exception) -> None:
@@ -100,50 +148,57 @@ class Runner:
 
     def _run_keyed(self, claims: Sequence[Claim]) -> None:
         conn, held = self._locked(claims)
-        if conn is None:
-            return
-        unsettled = {claim.id: claim for claim in held}
+        if conn is not None:
+            self._run_chunk(Chunk(conn, {claim.id: claim for claim in held}))
+
+    def _run_chunk(self, chunk: Chunk) -> None:
         try:
-            while unsettled:
-                self._run_some(conn, unsettled)
+            self._settle_some(chunk)
+            while chunk.unsettled:
+                self._perform_some(chunk)
+                self._settle_some(chunk)
+        except Superseded:
+            raise  # all of it is the other thread's by now
         except psycopg.Error as error:
             # Without this session nothing of them may be written, and no sibling starts before the rows are reaped.
-            for claim in unsettled.values():
+            for claim in chunk.unsettled.values():
                 self.emit(LockLost(claim.id, claim.queue, claim.fsm, claim.step, one_line(error)))
-            self.on_settled([*unsettled.values()], frozenset())
-        finally:
-            self.locks.release(conn, clean=not unsettled)
+            self.on_settled([*chunk.unsettled.values()], frozenset())
+            self.locks.release(chunk.conn, clean=False)
+        except BaseException:
+            self.locks.release(chunk.conn, clean=False)
+            raise
+        else:
+            self.locks.release(chunk.conn, clean=True)
 
-    def _run_some(self, conn: Connection, unsettled: dict[int, Claim]) -> None:
-        """Run claims whose keys this session holds, commit what they came to and let go.
+    def _perform_some(self, chunk: Chunk) -> None:
+        """Run claims whose keys this session holds: all of them, unless they take longer than expected.
 
-        All of them, unless they take longer than expected: then what has been performed does not wait for the rest.
+        Then what has been performed does not wait for the rest.
         """
         enough = monotonic() + SECONDS_UNCOMMITTED
-        performed: list[Performed] = []
-        crashed: list[Claim] = []
-        for claim in unsettled.values():
-            one = self._perform(claim)
-            if one is not None:
-                performed.append(one)
-            else:
-                crashed.append(claim)
+        for claim in chunk.unsettled.values():
+            chunk.add(claim, self._perform(claim, chunk))
             if monotonic() > enough or self.stopping.is_set():
                 break
+
+    def _settle_some(self, chunk: Chunk) -> None:
+        """Commit what was performed, and let go."""
+        performed, crashed = chunk.take()
         if crashed:
-            self._let_go(conn, crashed, unsettled)
+            self._let_go(chunk, crashed)
         if performed:
-            self._commit_keyed(conn, performed, unsettled)
-        if unsettled and self.stopping.is_set():
-            unstarted = [*unsettled.values()]
-            self._let_go(conn, unstarted, unsettled)
+            self._commit_keyed(chunk, performed)
+        if chunk.unsettled and self.stopping.is_set():
+            unstarted = [*chunk.unsettled.values()]
+            self._let_go(chunk, unstarted)
             for claim in unstarted:
                 self.on_unstarted(claim)
 
-    def _let_go(self, conn: Connection, claims: Sequence[Claim], unsettled: dict[int, Claim]) -> None:
-        store.unlock_partitions(conn, keys=_keys(claims)).all()
+    def _let_go(self, chunk: Chunk, claims: Sequence[Claim]) -> None:
+        store.unlock_partitions(chunk.conn, keys=_keys(claims)).all()
         for claim in claims:
-            del unsettled[claim.id]
+            del chunk.unsettled[claim.id]
 
     def _locked(self, claims: Sequence[Claim]) -> tuple[EngineConnection | None, Sequence[Claim]]:
         """Return a connection, and the claims whose keys' locks it holds; None if all were given back instead."""
@@ -184,7 +239,7 @@ class Runner:
             self.emit(PartitionContended(claim.id, claim.queue, claim.fsm))
         self.on_settled(claims, frozenset())
 
-    def _commit_keyed(self, conn: Connection, performed: list[Performed], unsettled: dict[int, Claim]) -> None:
+    def _commit_keyed(self, chunk: Chunk, performed: list[Performed]) -> None:
         """Write outcomes and let go of their keys; tries again only as long as the session, and so the locks, live."""
         batches = deque([performed])
         failures = 0
@@ -193,9 +248,9 @@ class Runner:
             claims = [each.claim for each in batch]
             started = monotonic()
             try:
-                settled = settle(conn, [each.change for each in batch], unlock=_keys(claims))
+                settled = settle(chunk.conn, [each.change for each in batch], unlock=_keys(claims))
             except psycopg.Error as error:
-                if conn.closed or is_read_only(error) or not is_passing(error):
+                if chunk.conn.closed or is_read_only(error) or not is_passing(error):
                     raise
                 if len(batch) > 1 and is_locked(error):
                     # Somebody holds one of the rows: the others need not wait for it.
@@ -209,7 +264,7 @@ class Runner:
             report(batch, settled, self.emit)
             self.emit(BatchCommitted(len(batch), seconds))
             for claim in claims:
-                del unsettled[claim.id]
+                del chunk.unsettled[claim.id]
             self.on_settled(claims, settled.woken | wakes(batch))
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from itertools import groupby
 from time import monotonic, sleep
 
@@ -29,12 +30,14 @@ from gendurable.events import (
     DrainStarted,
     Listener,
     PartitionsRefused,
+    ThreadAbandoned,
+    TooManyAbandoned,
     UnsafeServer,
     WorkerStarted,
 )
 from gendurable.observability.metrics import Metrics, Sample
 from gendurable.runtime.committer import Committer
-from gendurable.runtime.executions import Executions
+from gendurable.runtime.executions import Execution, Executions, Timekeeper
 from gendurable.runtime.heartbeat import Heartbeat
 from gendurable.runtime.inflight import Inflight
 from gendurable.runtime.loop import Loop, Wires
@@ -64,7 +67,7 @@ class Worker:
     def __init__(
         self, worker_id: str, config: Config, registry: Registry, *, emit: Listener, on_death: Callable[[], None]
     ) -> None:
-        """Take what the loops are built from; nothing is opened or started yet. `on_death`: a loop has died."""
+        """Take what the loops are built from; nothing is opened or started yet. `on_death`: it must end."""
         self.config = config
         self.id = worker_id
         self.inflight = Inflight()
@@ -76,7 +79,7 @@ class Worker:
         self._on_death = on_death
         self.has_died = False
         self._server_version = ""
-        self._wires = Wires(emit, self._loop_died)
+        self._wires = Wires(emit, self._died)
         self._database = Database(
             config.dsn,
             config.schema,
@@ -90,6 +93,7 @@ class Worker:
         self._committer = Committer(
             self._session("committer", lock_timeout=LOCK_TIMEOUT), self._wires, self._settled, self._carried
         )
+        self._timekeeper = Timekeeper(self._executions, self._wires, self._overdue)
         self._runner = Runner(
             machines=registry.machines,
             locks=self._locks,
@@ -143,6 +147,7 @@ class Worker:
         )
         for loop in self._loops:
             loop.start()
+        self._timekeeper.start()
 
     def is_idle(self) -> bool:
         """Whether nothing that this worker could run is due or running, here or elsewhere."""
@@ -221,7 +226,8 @@ class Worker:
             # A claim that was under way when its poller was told to stop.
             self._give_back_unstarted(deadline)
         self._stop_loops()
-        abandoned = len(self.inflight)
+        self._executions.close()
+        abandoned = len(self.inflight) + self._abandoned
         self._emit(DrainFinished(abandoned, monotonic() - started))
         return abandoned
 
@@ -255,7 +261,7 @@ class Worker:
 
     # What the loops call.
 
-    def _loop_died(self) -> None:
+    def _died(self) -> None:
         self.has_died = True
         self._on_death()
 
@@ -273,6 +279,19 @@ class Worker:
     def _lost(self, lost: Sequence[Lost]) -> None:
         for claim in self._executions.lose(lost):
             self._emit(ClaimLost(claim.id, claim.queue, claim.fsm, claim.step))
+
+    def _overdue(self, execution: Execution) -> None:
+        claim = execution.claim
+        self.pollers[claim.queue].slots.hand_over(partial(self._runner.time_out, execution))
+        abandoned, limit = self._abandoned, self.config.max_abandoned
+        self._emit(ThreadAbandoned(claim.id, claim.queue, claim.fsm, claim.step, abandoned))
+        if abandoned > limit and not self.has_died:
+            self._emit(TooManyAbandoned(abandoned, limit))
+            self._died()
+
+    @property
+    def _abandoned(self) -> int:
+        return sum(poller.slots.abandoned for poller in self.pollers.values())
 
     def _due(self, queues: frozenset[str]) -> None:
         for queue in queues:
@@ -394,4 +413,10 @@ def _queue(pair: tuple[Claim, Claim]) -> str:
 
 
 def _show_slots(metrics: Metrics, queue: str, slots: Slots) -> None:
-    metrics.watch_queue(queue, slots=slots.size, busy=lambda: slots.busy, buffered=lambda: slots.waiting)
+    metrics.watch_queue(
+        queue,
+        slots=slots.size,
+        busy=lambda: slots.busy,
+        buffered=lambda: slots.waiting,
+        abandoned=lambda: slots.abandoned,
+    )

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ from gendurable.core.context import Fixed
 from gendurable.core.duration import ZERO, Duration, to_timedelta
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.limits import check_name, show
-from gendurable.core.registry import Registry, Source
+from gendurable.core.registry import Machine, Registry, Source
 from gendurable.core.transition import Transition
 from gendurable.db import migrate, store
 from gendurable.db.connection import check_schema, connect, one_commit
@@ -30,7 +30,7 @@ from gendurable.db.operations import (
 from gendurable.db.rows import Delivery
 from gendurable.errors import InvalidInstance, RunawayError
 from gendurable.runtime.committing import settle
-from gendurable.runtime.executor import CALM, Calm, Surroundings, execute
+from gendurable.runtime.executor import Calm, execute, time_out, timeout_of
 from gendurable.runtime.sweeping import reap_expired, wake_overdue
 
 BATCH = 100
@@ -44,7 +44,8 @@ EMPTY: Mapping[str, Any] = {}
 class Harness:
     """Runs machines to quiescence through the worker's own claim, execute and commit code.
 
-    Its clock is the database's plus what was advanced. The schema is migrated when the harness is made.
+    Its clock is the database's plus what was advanced. The schema is migrated when the harness is made. A step that
+    lets the clock run beyond its timeout is answered for when it returns.
     """
 
     def __init__(self, dsn: str, fsms: "Source | Iterable[Source]" = (), schema: str | None = None) -> None:
@@ -110,7 +111,7 @@ class Harness:
         tally: Counter[str] = Counter()
         if shutting_down:
             due = [claim for batch in iter(lambda: self._claim(queue, BATCH), []) for claim in batch]
-            self._run(due, tally, Calm(shutting_down=Fixed(value=True)))
+            self._run(due, tally, shutting_down=True)
             return dict(tally)
         left = max_steps
         while claims := self._claim(queue, limit=min(BATCH, left) or 1):
@@ -142,16 +143,28 @@ class Harness:
                 return claims
         return []
 
-    def _run(self, claims: list[Claim], tally: Counter[str], run: Surroundings = CALM) -> None:
+    def _run(self, claims: list[Claim], tally: Counter[str], *, shutting_down: bool = False) -> None:
         changes: list[Transition] = []
         for claim in claims:
             machine = self.registry.get(claim.fsm, claim.fsm_version)
             assert machine is not None, "the claim asks for our machines only"  # noqa: S101
             try:
-                changes.append(execute(claim, machine, run=run))
+                changes.append(self._execute(claim, machine, Fixed(shutting_down)))
             except CRASHES:
                 tally["crash"] += 1
         tally.update(change.kind for change in settle(self._conn, changes, ahead=self._ahead).written)
+
+    def _execute(self, claim: Claim, machine: Machine, shutting_down: Fixed) -> Transition:
+        """Run a step; one that took longer than it may, by our clock, has run in vain."""
+        timeout = timeout_of(claim, machine)
+        if timeout is None:
+            return execute(claim, machine, run=Calm(shutting_down=shutting_down))
+        deadline = self._now() + timeout
+        change = execute(claim, machine, run=Calm(deadline, shutting_down=shutting_down))
+        return change if self._now() < deadline else time_out(claim, machine, timeout)
+
+    def _now(self) -> datetime:
+        return datetime.now(UTC) + self._ahead
 
     def close(self) -> None:
         """Close the connection."""

@@ -291,6 +291,47 @@ def test_only_a_method_can_be_a_step():
         step(42)
 
 
+BAD_TIMEOUTS = [0, -1, timedelta(0), timedelta(-1), "30s", True, float("nan"), 1e18, [30]]
+
+
+@pytest.mark.parametrize("value", BAD_TIMEOUTS)
+def test_a_timeout_that_is_none_is_refused_where_it_is_written(value: Any):
+    with pytest.raises(DefinitionError, match=r"^timeout"):
+        step(timeout=value)(lambda self, ctx: Done())
+    with pytest.raises(DefinitionError, match=r"Culprit.*timeout"):
+
+        class Culprit(Job[dict], timeout=value):
+            def perform(self, ctx): ...
+
+
+class Hurried(FSM[dict]):
+    @step(timeout=1.5)
+    def start(self, ctx): ...
+
+    @step
+    def unhurried(self, ctx): ...
+
+
+class Quick(Job[dict], timeout=timedelta(minutes=1)):
+    def perform(self, ctx): ...
+
+
+class Quicker(Quick):
+    """Takes its timeout from its base."""
+
+
+class AtLeisure(Quick, timeout=None): ...
+
+
+def test_a_step_knows_how_long_it_may_take():
+    assert Hurried.start.timeout == timedelta(seconds=1.5)
+    assert Hurried.unhurried.timeout is None
+    assert [definition(job).steps["perform"].timeout for job in (Quick, Quicker, AtLeisure)] == [
+        *(timedelta(minutes=1), timedelta(minutes=1)),
+        None,
+    ]
+
+
 # Abstract bases, and what subclasses take from them.
 
 

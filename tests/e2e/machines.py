@@ -80,6 +80,14 @@ class Attentive(Job[Scene], name="attentive", max_attempts=3):
         return Interrupted()
 
 
+class Hanging(Job[Scene], name="hanging", max_attempts=1, timeout=0.5):
+    """Waits at its gate for longer than it may."""
+
+    def perform(self, ctx: Context[Scene]) -> None:
+        note("entered", ctx)
+        wait_at_gate(ctx)
+
+
 class Stepwise(FSM[Scene], name="stepwise"):
     """A step that waits at its gate and a second one that tells which execution of the first was believed."""
 

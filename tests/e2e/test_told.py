@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from machines import Attentive, Scene
+from machines import Attentive, Hanging, Scene
 from stage import Stage
 from support import expire, row, until
 from workers import worker
@@ -62,3 +62,17 @@ def test_a_step_whose_claim_was_taken_away_is_told_within_a_heartbeat(
         until(lambda: row(conn, kept)["status"] == "done", "the other one done")
         assert [each["id"] for each in running.events("claim_lost")] == [taken]
     assert row(conn, taken)["status"] == "runnable"
+
+
+def test_too_many_hanging_steps_end_the_process_for_its_supervisor(
+    dsn: str, client: Client, conn: Connection, stage: Stage, scene: Callable[..., Scene]
+):
+    ids = client.insert_many(Hanging.new(scene("never")) for _ in range(3))
+    with worker(dsn, "--queues", "default=3", environment={"max_abandoned": "2"}, settings=PATIENT) as doomed:
+        assert doomed.wait() == 1
+        [said] = doomed.events("too_many_abandoned")
+        assert (said["abandoned"], said["limit"]) == (3, 2)
+        assert len(doomed.events("thread_abandoned")) == 3
+        assert "Traceback" not in doomed.log
+    assert {row(conn, id)["last_error"] for id in ids} == {"StepTimeout: step 'perform' took longer than its 0.5 s"}
+    assert {row(conn, id)["status"] for id in ids} == {"failed"}

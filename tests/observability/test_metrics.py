@@ -23,6 +23,7 @@ gendurable_claims_total counter queue
 gendurable_empty_polls_total counter queue
 gendurable_claim_duration_seconds histogram queue
 gendurable_stale_outcomes_total counter queue fsm
+gendurable_late_outcomes_total counter queue fsm
 gendurable_partition_contended_total counter queue
 gendurable_reaped_total counter queue
 gendurable_await_timeouts_total counter
@@ -30,6 +31,7 @@ gendurable_gc_deleted_total counter
 gendurable_heartbeat_lag_seconds gauge
 gendurable_worker_slots gauge queue
 gendurable_worker_busy gauge queue
+gendurable_abandoned_threads gauge queue
 gendurable_worker_buffered gauge queue
 gendurable_draining gauge
 gendurable_database_up gauge pool
@@ -47,6 +49,9 @@ EVENTS: list[Event] = [
     events.OutcomeStale(7, "default", "checkout", "ship", "next"),
     events.ClaimLost(7, "default", "checkout", "ship"),
     events.StepFailed(7, "default", "checkout", "ship", 0, "exception", "ValueError: no"),
+    events.ThreadAbandoned(7, "default", "checkout", "ship", 2),
+    events.TooManyAbandoned(11, 10),
+    events.OutcomeLate(7, "default", "checkout", "ship", "next", 31.0),
     events.StepCrashed(7, "default", "checkout", "ship", "SystemExit"),
     events.Claimed("default", 2, 0.01, (0.5, 1.5)),
     events.Claimed("default", 0, 0.01),
@@ -80,7 +85,7 @@ def busy(metrics) -> Metrics:
     """Metrics in which every series of the table exists."""
     for event in EVENTS:
         metrics(event)
-    metrics.watch_queue("default", slots=10, busy=lambda: 4, buffered=lambda: 2)
+    metrics.watch_queue("default", slots=10, busy=lambda: 4, buffered=lambda: 2, abandoned=lambda: 3)
     metrics.watch_pool("locks", idle=lambda: 1, used=lambda: 2, waiting=lambda: 3)
     metrics.watch_databases(["maintenance"])
     metrics.sample(
@@ -167,6 +172,7 @@ def test_every_event_is_taken(metrics):
         ("gendurable_empty_polls_total", {"queue": "default"}, 1),
         ("gendurable_claim_duration_seconds_count", {"queue": "default"}, 2),
         ("gendurable_stale_outcomes_total", {"queue": "default", "fsm": "checkout"}, 1),
+        ("gendurable_late_outcomes_total", {"queue": "default", "fsm": "checkout"}, 1),
         ("gendurable_partition_contended_total", {"queue": "default"}, 1),
         ("gendurable_reaped_total", {"queue": "default"}, 1),
         ("gendurable_await_timeouts_total", {}, 5),
@@ -174,6 +180,7 @@ def test_every_event_is_taken(metrics):
         ("gendurable_worker_slots", {"queue": "default"}, 10),
         ("gendurable_worker_busy", {"queue": "default"}, 4),
         ("gendurable_worker_buffered", {"queue": "default"}, 2),
+        ("gendurable_abandoned_threads", {"queue": "default"}, 3),
         ("gendurable_draining", {}, 0),
         ("gendurable_database_up", {"pool": "heartbeat"}, 0),
         ("gendurable_database_up", {"pool": "committer"}, 1),
@@ -217,14 +224,14 @@ def test_the_lag_of_the_heartbeat_grows_until_the_next_one(metrics, monkeypatch)
 
 def test_sizes_are_read_at_the_scrape(metrics):
     size = 1
-    metrics.watch_queue("default", slots=10, busy=lambda: size, buffered=lambda: 0)
+    metrics.watch_queue("default", slots=10, busy=lambda: size, buffered=lambda: 0, abandoned=lambda: 0)
     assert value(metrics, "gendurable_worker_busy", queue="default") == 1
     size = 7
     assert value(metrics, "gendurable_worker_busy", queue="default") == 7
 
 
 def test_the_counters_of_a_served_queue_begin_at_zero(metrics):
-    metrics.watch_queue("default", slots=10, busy=lambda: 0, buffered=lambda: 0)
+    metrics.watch_queue("default", slots=10, busy=lambda: 0, buffered=lambda: 0, abandoned=lambda: 0)
     assert value(metrics, "gendurable_claims_total", queue="default") == 0
     assert value(metrics, "gendurable_reaped_total", queue="default") == 0
 
@@ -238,14 +245,14 @@ def test_a_sample_replaces_the_one_before_it_as_a_whole(metrics):
 
 
 def test_a_served_queue_without_due_rows_says_so(metrics):
-    metrics.watch_queue("default", slots=10, busy=lambda: 0, buffered=lambda: 0)
+    metrics.watch_queue("default", slots=10, busy=lambda: 0, buffered=lambda: 0, abandoned=lambda: 0)
     metrics.sample(Sample())
     assert value(metrics, "gendurable_due_instances", queue="default") == 0
     assert value(metrics, "gendurable_oldest_due_age_seconds", queue="default") == 0
 
 
 def test_without_a_sample_nothing_is_claimed_about_the_database(metrics):
-    metrics.watch_queue("default", slots=10, busy=lambda: 0, buffered=lambda: 0)
+    metrics.watch_queue("default", slots=10, busy=lambda: 0, buffered=lambda: 0, abandoned=lambda: 0)
     metrics.sample(Sample(due={"default": 5}))
     metrics.sample(None)
     assert value(metrics, "gendurable_due_instances", queue="default") is None

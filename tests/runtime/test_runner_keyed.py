@@ -14,7 +14,15 @@ from gendurable import Done
 from gendurable.core.claim import Claim
 from gendurable.db import store
 from gendurable.db.connection import Connection, Database
-from gendurable.events import BatchCommitted, Event, LockLost, PartitionContended, StepCommitted, StepCrashed
+from gendurable.events import (
+    BatchCommitted,
+    Event,
+    LockLost,
+    OutcomeLate,
+    PartitionContended,
+    StepCommitted,
+    StepCrashed,
+)
 from gendurable.runtime.executions import Executions
 from gendurable.runtime.partitions import LockConnections
 from gendurable.runtime.runner import SECONDS_UNCOMMITTED, Runner
@@ -178,3 +186,37 @@ def test_what_has_not_begun_when_the_worker_drains_goes_back(
         runner(stopping, start=[told_to_stop]).run(claims)
     assert told.settled == [claims[0].id]
     assert told.unstarted == [claim.id for claim in claims[1:]]
+
+
+def test_one_that_takes_too_long_leaves_the_session_and_what_is_left_to_do_to_another_thread(
+    conn: Connection, new_conn: NewConn, background: Background, runner: Callable[..., Runner], told: Told
+):
+    entered, go_on = threading.Event(), threading.Event()
+    ran_on: list[int] = []
+
+    def hang(_: Any) -> Done:
+        entered.set()
+        assert go_on.wait(60)
+        return Done({"by": "the late one"})
+
+    def note(_: Any) -> Done:
+        ran_on.append(threading.get_ident())
+        return Done()
+
+    claims = keyed(conn, 4)
+    running = runner(start=[note, hang, note, note])
+    with all_free(new_conn, 4):
+        hanging = background.start(running.run, claims)
+        assert entered.wait(20)
+        [execution] = running.executions._running.values()
+        assert running.executions.end(execution)
+        assert running.time_out(execution) is False, "it is through, and its slot its own"
+        assert statuses(conn, [claim.id for claim in claims]) == ["done", "failed", "done", "done"]
+        assert ran_on[1:] == [threading.get_ident()] * 2
+        assert ran_on[0] != threading.get_ident()
+        go_on.set()
+        assert hanging.result(timeout=20) is True, "superseded"
+    assert told.kinds(OutcomeLate) == [claims[1].id]
+    assert sorted(told.settled) == [claim.id for claim in claims]
+    assert running.locks.used == 0
+    assert running.locks.idle == 1

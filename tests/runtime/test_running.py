@@ -116,3 +116,36 @@ def test_a_late_event_is_never_missed(_: int):
     event.set()
     until(lambda: seen, "the waiter woken")
     waiter.join()
+
+
+# Timeouts, by the clock of the harness.
+
+
+class Dawdler(Job[dict], name="dawdler", timeout=60, max_attempts=2):
+    """Lets the clock run for as long as the test says."""
+
+    def __init__(self) -> None:
+        self.durable: Harness | None = None
+        self.takes = [61, 59]
+        self.deadlines: list[datetime | None] = []
+
+    def perform(self, ctx: Context[dict]) -> dict:
+        self.deadlines.append(ctx.deadline)
+        assert self.durable is not None
+        self.durable.advance(self.takes.pop(0))
+        return {"by": ctx.attempt}
+
+
+def test_in_a_harness_a_step_that_lets_the_clock_run_too_far_has_run_in_vain(harness: MakeHarness):
+    dawdler = Dawdler()
+    durable = dawdler.durable = harness(dawdler)
+    id = durable.insert(Dawdler.new({}))
+    assert durable.drain() == {"retry": 1}
+    assert durable.get(id).last_error == "StepTimeout: step 'perform' took longer than its 60 s"
+    durable.advance(10)
+    assert durable.drain() == {"done": 1}
+    assert durable.get(id).result == {"by": 1}
+    first, second = dawdler.deadlines
+    assert first is not None
+    assert second is not None
+    assert timedelta(seconds=71) <= second - first < timedelta(seconds=100)

@@ -127,3 +127,50 @@ def test_how_far_ahead_is_a_number_or_a_fraction_of_a_second():
     assert learning.depth == 0
     learning.learn(claimed(1), 0.1)
     assert learning.depth == 20
+
+
+def test_threads_are_started_when_needed_and_kept_for_more():
+    seen: set[int] = set()
+    ran = threading.Semaphore(0)
+
+    def run(_: Sequence[Claim]) -> bool:
+        seen.add(threading.get_ident())
+        ran.release()
+        return False
+
+    slots = Slots("kept", 2, run, lambda _: 1)
+    for id in range(50):
+        slots.offer([claimed(id)])
+        assert ran.acquire(timeout=20)
+        until(lambda: slots.busy == 0, "the thread at rest")
+    assert len(seen) == 1
+    slots.offer([claimed(id) for id in range(50)])
+    for _ in range(50):
+        assert ran.acquire(timeout=20)
+    assert len(seen) <= 2
+    assert slots.close() == []
+    until(lambda: not [each for each in threading.enumerate() if each.name.startswith("step kept")], "the threads gone")
+
+
+def test_a_slot_that_was_handed_over_is_not_given_back_by_the_thread_that_had_it():
+    left, go_on, handed = threading.Semaphore(0), threading.Semaphore(0), threading.Semaphore(0)
+
+    def run(claims: Sequence[Claim]) -> bool:
+        go_on.acquire()
+        left.release()
+        return claims[0].id == 1  # superseded
+
+    slots = Slots("q", 1, run, lambda _: 1)
+    slots.offer([claimed(1), claimed(2)])
+    until(lambda: slots.waiting == 1, "the first one running")
+    slots.hand_over(lambda: handed.acquire() and False)
+    assert (slots.busy, slots.abandoned, slots.waiting) == (1, 1, 1)
+    go_on.release()
+    assert left.acquire(timeout=20)
+    until(lambda: slots.abandoned == 0, "the superseded thread gone")
+    assert (slots.busy, slots.waiting) == (1, 1), "the slot is the other thread's"
+    handed.release()
+    go_on.release()
+    until(lambda: slots.busy == 0, "the second one through")
+    assert slots.waiting == 0
+    slots.close()

@@ -51,7 +51,7 @@ class Note(TypedDict):
     text: str
 
 
-class SendMail(Job[Mail], name="send_mail", max_attempts=5):
+class SendMail(Job[Mail], name="send_mail", max_attempts=5, timeout=30):
     def perform(self, ctx: Context[Mail]) -> None:
         assert_type(ctx.state, Mail)
 
@@ -98,7 +98,7 @@ class Checkout(FSM[Order], name="checkout", version=1, queue="checkout", max_cra
     def finish(self, ctx: Context[Order]) -> Done:
         return Done({"paid": ctx.state.paid, "mails": len(ctx.joined)})
 
-    @step(retry=RetryPolicy(5, 0.1, 1.5, 1, jitter=0.5, stop_on=[ValueError, KeyError]))
+    @step(retry=RetryPolicy(5, 0.1, 1.5, 1, jitter=0.5, stop_on=[ValueError, KeyError]), timeout=timedelta(seconds=30))
     def detour(self, ctx: Context[Order]) -> Outcome[Order]:
         assert_type(ctx.retry, RetryPolicy | None)
         if ctx.attempt:

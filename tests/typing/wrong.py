@@ -80,6 +80,14 @@ class Checkout(FSM[Order], version="2"):  # error
     def returns_text(self, ctx: Context[Order]) -> str:
         return "done"
 
+    @step(timeout="30s")  # error
+    def hurried(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Stop("x")
+
+    @step(timeout=30)  # error
+    def returns_number(self, ctx: Context[Order]) -> int:
+        return 1
+
     @step
     def reads(self, ctx: Context[Order]) -> Outcome[Order]:
         return Stop(ctx.state.to)  # error
