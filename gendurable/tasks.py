@@ -8,7 +8,7 @@ from attrs import evolve, field, frozen
 
 from gendurable.core.context import Child, Context
 from gendurable.core.duration import Duration
-from gendurable.core.fsm import FSM, Step, check_function, definition, refuse, state_class
+from gendurable.core.fsm import FSM, INHERITED, Step, check_function, definition, refuse, state_class
 from gendurable.core.instance import NewInstance
 from gendurable.core.limits import show
 from gendurable.core.outcomes import Again, Done, Interrupted, Outcome, Retry, Spawn, Stop
@@ -55,6 +55,11 @@ class ParentTask(FSM[Progress[S]], Generic[S], initial=RUN):
     then called again, with that output and the results of those children.
     """
 
+    def __init_subclass__(cls, *, timeout: Duration | None = INHERITED, **others: Any) -> None:
+        """Check the class and keep its definition. `timeout` holds for `run` and for `finalize`."""
+        cls._take_keywords(timeout=timeout)
+        super().__init_subclass__(**others)
+
     @classmethod
     def _find_steps(cls) -> dict[str, Step[Any, Any]]:
         if marked := super()._find_steps():
@@ -65,7 +70,7 @@ class ParentTask(FSM[Progress[S]], Generic[S], initial=RUN):
             return {}
         check_function(cls, RUN, cls.run)
         check_function(cls, FINALIZE, cls.finalize)
-        return {RUN: Step(_run), FINALIZE: Step(_finalize)}
+        return {RUN: cls._made_step(_run), FINALIZE: cls._made_step(_finalize)}
 
     @classmethod
     def _stored_class(cls) -> type:

@@ -231,7 +231,7 @@ class _Keywords:
     timeout: Duration | None = None
 
 
-_INHERITED: Any = object()
+INHERITED: Any = object()
 
 
 class FSM(Generic[S], metaclass=_MachineMeta):
@@ -248,12 +248,12 @@ class FSM(Generic[S], metaclass=_MachineMeta):
         *,
         name: str | None = None,
         version: int = 1,
-        queue: str = _INHERITED,
-        initial: str = _INHERITED,
-        state: type = _INHERITED,
-        max_crashes: int | None = _INHERITED,
-        inline: bool = _INHERITED,
-        retry: RetryPolicy | None = _INHERITED,
+        queue: str = INHERITED,
+        initial: str = INHERITED,
+        state: type = INHERITED,
+        max_crashes: int | None = INHERITED,
+        inline: bool = INHERITED,
+        retry: RetryPolicy | None = INHERITED,
         **others: Any,
     ) -> None:
         """Check the class and keep its definition."""
@@ -270,7 +270,7 @@ class FSM(Generic[S], metaclass=_MachineMeta):
 
     @classmethod
     def _take_keywords(cls, **given: Any) -> None:
-        cls._keywords = evolve(cls._keywords, **{key: value for key, value in given.items() if value is not _INHERITED})
+        cls._keywords = evolve(cls._keywords, **{key: value for key, value in given.items() if value is not INHERITED})
 
     @classmethod
     def _find_steps(cls) -> dict[str, Step[Any, Any]]:
@@ -282,6 +282,14 @@ class FSM(Generic[S], metaclass=_MachineMeta):
         for name, marked in steps.items():
             check_function(cls, name, marked.function)
         return steps
+
+    @classmethod
+    def _made_step(cls, function: _Function[Any, Any]) -> Step[Any, Any]:
+        """Return a step that nobody decorated: its timeout is the class's."""
+        try:
+            return Step(function, timeout=_check_timeout(cls._keywords.timeout))
+        except DefinitionError as error:
+            refuse(cls, f"is not well formed: {error}")
 
     @classmethod
     def _stored_class(cls) -> type:
@@ -355,13 +363,13 @@ class Job(FSM[S]):
     def __init_subclass__(
         cls,
         *,
-        max_attempts: int = _INHERITED,
-        retry: RetryPolicy | None = _INHERITED,
-        timeout: Duration | None = _INHERITED,
+        max_attempts: int = INHERITED,
+        retry: RetryPolicy | None = INHERITED,
+        timeout: Duration | None = INHERITED,
         **others: Any,
     ) -> None:
         """Check the class and keep its definition."""
-        if max_attempts is not _INHERITED:
+        if max_attempts is not INHERITED:
             if isinstance(retry, RetryPolicy):
                 refuse(cls, "has both max_attempts and retry; give the number to the policy alone")
             retry = None
@@ -378,10 +386,7 @@ class Job(FSM[S]):
         if not hasattr(cls, JOB_STEP):
             return {}
         check_function(cls, JOB_STEP, cls.perform)
-        try:
-            return {JOB_STEP: Step(_perform, timeout=_check_timeout(cls._keywords.timeout))}
-        except DefinitionError as error:
-            refuse(cls, f"is not well formed: {error}")
+        return {JOB_STEP: cls._made_step(_perform)}
 
     if TYPE_CHECKING:  # a job that has no `perform` is an abstract base
 

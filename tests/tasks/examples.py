@@ -37,12 +37,12 @@ class Upload:
     uploadUrl: str  # noqa: N815
 
 
-class ExtractFileTitle(Job[File], name="extractFileTitle"):
+class ExtractFileTitle(Job[File], name="extractFileTitle", timeout=30):
     def perform(self, ctx: Context[File]) -> Result:
         return {"title": "File Title"}
 
 
-class SummarizeFile(Job[File], name="summarizeFile"):
+class SummarizeFile(Job[File], name="summarizeFile", timeout=30):
     @staticmethod
     def validate(state: File) -> None:
         if not state.filePath.endswith(".txt"):
@@ -52,7 +52,7 @@ class SummarizeFile(Job[File], name="summarizeFile"):
         return {"summary": "File summary"}
 
 
-class UploadFile(ParentTask[Upload], name="uploadFile"):
+class UploadFile(ParentTask[Upload], name="uploadFile", timeout=60):
     def run(self, ctx: Context[Upload]) -> Children:
         path = ctx.state.filePath
         return Children(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, TypedDict
 
 import pytest
@@ -390,6 +391,19 @@ def test_a_task_that_makes_no_sense_is_refused_by_its_name():
 
         class Culprit(ParentTask[State]):  # type: ignore[no-redef]
             def perform(self, ctx: Any) -> None: ...
+
+
+def test_a_timeout_holds_for_run_and_for_finalize(harness: MakeHarness):
+    class Timed(Typed, name="timed", timeout=30): ...
+
+    class Late(Timed, name="late"): ...
+
+    for machine in (Timed, Late):
+        assert {step.timeout for step in definition(machine).steps.values()} == {timedelta(seconds=30)}
+    assert {step.timeout for step in definition(Typed).steps.values()} == {None}
+    with pytest.raises(DefinitionError, match="Culprit is not well formed: timeout"):
+
+        class Culprit(Typed, timeout=0): ...
 
 
 # Sequences.
