@@ -5,6 +5,7 @@ it came from, and what is wrong with one is said with its name, its value, its l
 """
 
 import difflib
+import json
 import platform
 from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
@@ -12,10 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, TypeAlias
 
-from attrs import Factory, fields, frozen
+from attrs import Factory, asdict, fields, frozen
 
 from gendurable.core.duration import format_duration
 from gendurable.core.limits import Limits, show
+from gendurable.core.schedules import CATCH_UPS, Schedule, check_cron, check_timezone
 from gendurable.errors import ConfigError
 from gendurable.masking import mask_dsn
 from gendurable.readers import (
@@ -34,8 +36,10 @@ from gendurable.readers import (
     read_positive_or_off,
     read_prefetch,
     read_queues,
+    read_text,
     read_truth,
 )
+from gendurable.tables import inside, tables
 
 FILE_NAME = "gendurable.toml"
 PREFIX = "GENDURABLE_"
@@ -69,6 +73,8 @@ class Config:
     # What a worker runs.
     fsms: tuple[str, ...] = ()
     queues: Mapping[str, int] = MappingProxyType({"default": 10})
+
+    schedules: Mapping[str, Schedule] = MappingProxyType({})
 
     # How it runs it.
     lease: timedelta = timedelta(seconds=60)
@@ -157,6 +163,31 @@ def load(
     return Loaded(config, settings)
 
 
+def read_schedules(raw: Any) -> Mapping[str, Schedule]:
+    """Return schedules: a cron expression, its time zone, and what is inserted at each tick."""
+    return MappingProxyType({name: _schedule(name, given) for name, given in tables(raw, _SCHEDULE)})
+
+
+def _schedule(name: str, given: Mapping[str, Any]) -> Schedule:
+    return Schedule(
+        name=name,
+        cron=inside(name, "cron", lambda text: check_cron(read_text(text)), given),
+        timezone=inside(name, "timezone", lambda text: check_timezone(read_text(text)), given, "UTC"),
+        fsm=inside(name, "fsm", read_name, given),
+        version=inside(name, "version", number(1, 2**31 - 1), given),
+        state=inside(name, "state", _read_state, given, {}),
+        queue=inside(name, "queue", read_name, given),
+        priority=inside(name, "priority", number(-(2**15), 2**15 - 1), given, 0),
+        catch_up=inside(name, "catch_up", one_of(*CATCH_UPS), given, CATCH_UPS[0]),
+    )
+
+
+def _read_state(raw: Any) -> Mapping[str, Any]:
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"{show(raw)} is no table: write the state as {{ name = value }}")
+    return raw
+
+
 # The settings: what reads each, where it stands in the file, and which variables carry it.
 
 
@@ -168,8 +199,8 @@ class _Key:
     variables: tuple[str, ...]
 
 
-def _key(name: str, read: Reader, *places: str, variables: tuple[str, ...] = ()) -> _Key:
-    return _Key(name, read, places or (name,), variables or (PREFIX + name.upper(),))
+def _key(name: str, read: Reader, *places: str, variables: tuple[str, ...] | None = None) -> _Key:
+    return _Key(name, read, places or (name,), (PREFIX + name.upper(),) if variables is None else variables)
 
 
 def _worker_key(name: str, read: Reader) -> _Key:
@@ -197,6 +228,7 @@ _KEYS = (
     _key("lock_connections", number(1, MAX_QUEUE_SIZE)),
     _key("fsms", read_paths, "fsms", "worker.fsms"),
     _key("queues", read_queues, "queues", "worker.queues"),
+    _key("schedules", read_schedules, variables=()),  # a table of tables: for the file only
     _worker_key("lease", read_positive),
     _worker_key("heartbeat", read_positive),
     _worker_key("poll", read_positive),
@@ -223,6 +255,18 @@ _KEYS = (
 _BY_NAME = {key.name: key for key in _KEYS}
 _BY_PLACE = {place: key for key in _KEYS for place in key.places}
 _SECTIONS = {place.partition(".")[0] for place in _BY_PLACE if "." in place}
+
+
+_SCHEDULE = {
+    "cron": True,
+    "fsm": True,
+    "timezone": False,
+    "state": False,
+    "queue": False,
+    "priority": False,
+    "version": False,
+    "catch_up": False,
+}
 
 
 def _read(key: _Key, raw: Any, source: str) -> Any:
@@ -252,7 +296,17 @@ def _shown(key: _Key, value: Any, raw: Any = None) -> Any:
         return str(value)
     if isinstance(value, tuple):
         return list(value)
-    return dict(value) if isinstance(value, Mapping) else value
+    return {name: _shown_entry(each) for name, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def _shown_entry(value: Any) -> Any:
+    """Return an entry of a table as JSON can say it; what was left out is left out."""
+    if isinstance(value, Schedule):
+        said = {
+            name: each for name, each in asdict(value, recurse=False).items() if each is not None and name != "name"
+        }
+        return said | {"state": json.loads(json.dumps(value.state, default=str))}  # TOML has times of its own
+    return value
 
 
 # The layers: setting -> (what was given, where).

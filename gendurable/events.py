@@ -189,6 +189,17 @@ class GarbageCollected:
 
 
 @frozen
+class ScheduleTicked:
+    """Ticks of a schedule became `count` instances; `tick` is the newest, `missed` the first that was left out."""
+
+    schedule: str
+    fsm: str
+    tick: str
+    count: int
+    missed: str | None
+
+
+@frozen
 class HeartbeatSent:
     """The leases of everything held were prolonged: `held` were asked for, `kept` answered."""
 
@@ -275,6 +286,7 @@ Event: TypeAlias = (
     | ClaimsReclaimed
     | AwaitsTimedOut
     | GarbageCollected
+    | ScheduleTicked
     | HeartbeatSent
     | DatabaseUnavailable
     | DatabaseAvailable

@@ -47,3 +47,7 @@ class Handle:
     def signal(self, name: str, payload: Any = EMPTY, *, dedup_key: str | None = None) -> Delivery:
         """Send it a signal; NoTarget if it has ended."""
         return self._client.signal(self.id, name, payload, dedup_key=dedup_key)
+
+    def cancel(self, *, reason: str | None = None, cascade: bool = False) -> bool:
+        """Cancel it; false if it already is, NoTarget if it has ended otherwise."""
+        return self._client.cancel(self.id, reason=reason, cascade=cascade)

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gendurable.config import Config, Loaded, load
 from gendurable.core.duration import format_duration, parse_duration
 from gendurable.core.limits import DEFAULT_LIMITS, Limits, apply_limits, check_name
+from gendurable.core.schedules import Schedule
 from gendurable.errors import ConfigError, InvalidInstance
 from gendurable.masking import MASK, mask_dsn, secrets_in
 
@@ -75,6 +76,19 @@ FILE: dict[str, Any] = {
     "lock_connections": 7,
     "fsms": ["shop.machines", "shop.mails:registry"],
     "queues": {"default": 10, "check-out": 5},
+    "schedules": {
+        "nightly": {
+            "cron": "0 3 * * *",
+            "timezone": "Europe/Berlin",
+            "fsm": "report",
+            "version": 2,
+            "state": {"kind": "short", "since": date(2031, 1, 1)},
+            "queue": "reports",
+            "priority": 5,
+            "catch_up": "latest",
+        },
+        "hourly": {"cron": "0 * * * *", "fsm": "sweep"},
+    },
     "worker": {
         "lease": "90s",
         "heartbeat": "10s",
@@ -119,6 +133,20 @@ def test_a_file_can_say_everything():
         lock_connections=7,
         fsms=("shop.machines", "shop.mails:registry"),
         queues={"default": 10, "check-out": 5},
+        schedules={
+            "nightly": Schedule(
+                name="nightly",
+                cron="0 3 * * *",
+                timezone="Europe/Berlin",
+                fsm="report",
+                version=2,
+                state={"kind": "short", "since": date(2031, 1, 1)},
+                queue="reports",
+                priority=5,
+                catch_up="latest",
+            ),
+            "hourly": Schedule(name="hourly", cron="0 * * * *", timezone="UTC", fsm="sweep", state={}),
+        },
         lease=timedelta(seconds=90),
         heartbeat=timedelta(seconds=10),
         poll=timedelta(milliseconds=500),
@@ -145,12 +173,13 @@ def test_a_file_can_say_everything():
 
 
 def test_the_environment_can_say_everything_too():
-    said = loaded(file=FILE).settings
+    file = {name: value for name, value in FILE.items() if name != "schedules"}  # tables of tables: the file's alone
+    said = {name: setting for name, setting in loaded(file=file).settings.items() if name != "schedules"}
     special = {"embedded_home": "GENDURABLE_HOME", "embedded_bin": "GENDURABLE_PG_BIN"}
     env = {special.get(name, f"GENDURABLE_{name.upper()}"): as_text(setting.value) for name, setting in said.items()}
     found = loaded(env=env)
-    assert found.config == loaded(file=FILE).config
-    assert all(setting.source.startswith("environment GENDURABLE_") for setting in found.settings.values())
+    assert found.config == loaded(file=file).config
+    assert all(found.settings[name].source.startswith("environment GENDURABLE_") for name in said)
 
 
 def as_text(value: Any) -> str:
@@ -342,6 +371,48 @@ def test_a_dsn_that_is_refused_is_not_repeated(layer):
 def test_the_pure_configuration_needs_no_driver():
     code = "import sys, gendurable.config; assert not {'psycopg', 'cattrs', 'click'} & set(sys.modules), sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Schedules.
+
+
+def schedule(**about: Any) -> dict[str, Any]:
+    return {"schedules": {"a": {"cron": "0 3 * * *", "fsm": "f", **about}}}
+
+
+@pytest.mark.parametrize(
+    ("file", "complaint"),
+    [
+        ({"schedules": 7}, "schedules: 7 is no table: write one for each name, and in it cron = … and fsm = …"),
+        ({"schedules": {"a": "x"}}, "schedules: a: 'x' is no table: write cron = … and fsm = … in one of that name"),
+        ({"schedules": {"a": {"cron": "0 3 * * *"}}}, "schedules: a.fsm is missing: write cron = … and fsm = …"),
+        (schedule(corn="0 3 * * *"), "schedules: a.corn: no such setting; did you mean cron?"),
+        (schedule(cron="0 3 * *"), "schedules: a.cron: '0 3 * *' has not five fields"),
+        (schedule(cron=3), "schedules: a.cron: 3 is no text: put it in quotes"),
+        (schedule(timezone="Europe/Atlantis"), "schedules: a.timezone: 'Europe/Atlantis' is no time zone here"),
+        (schedule(state=[1]), "schedules: a.state: [1] is no table: write the state as { name = value }"),
+        (schedule(version=0), "schedules: a.version: 0 is out of range"),
+        (schedule(priority=40_000), "schedules: a.priority: 40000 is out of range"),
+        (schedule(queue=""), "schedules: a.queue: '' is empty"),
+        (schedule(catch_up="never"), "schedules: a.catch_up: 'never' is unknown: write skip, latest or all"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_by_name(file: dict[str, Any], complaint: str):
+    assert complaint in refusal({}, {}, file)
+
+
+def test_schedules_are_shown_as_the_file_has_them():
+    assert loaded(file=FILE).settings["schedules"].value == {
+        "nightly": FILE["schedules"]["nightly"] | {"state": {"kind": "short", "since": "2031-01-01"}},
+        "hourly": {
+            "cron": "0 * * * *",
+            "timezone": "UTC",
+            "fsm": "sweep",
+            "state": {},
+            "priority": 0,
+            "catch_up": "skip",
+        },
+    }
 
 
 # Secrets.

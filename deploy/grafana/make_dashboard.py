@@ -145,6 +145,9 @@ ROWS: dict[str, list[Panel]] = {
             ),
             "ops",
         ),
+        Panel(
+            "Ticks of schedules", (Query(rate("gendurable_schedule_ticks_total", "schedule"), "{{schedule}}"),), "ops"
+        ),
         Panel("Awaits that timed out", (Query(rate("gendurable_await_timeouts_total", "job"), "{{job}}"),), "ops"),
     ],
     "Workers": [

@@ -113,16 +113,14 @@ def _new_instance(config: "Config", name: str, version: int | None, state: Any, 
 
 
 def _machine(config: "Config", name: str, version: int | None) -> "type[FSM[Any]]":
-    from gendurable.core.fsm import definition
     from gendurable.core.registry import load
 
-    classes = [type(machine) for machine in load(config.fsms)]
-    known = {(definition(each).name, definition(each).version): each for each in classes}
-    wanted = version or max((number for each, number in known if each == name), default=1)
-    if (name, wanted) not in known:
-        names = ", ".join(f"{each} version {number}" for each, number in sorted(known))
-        raise click.UsageError(f"No FSM {name!r} version {wanted} is loaded; there are: {names}")
-    return known[name, wanted]
+    registry = load(config.fsms)
+    machine = registry.find(name, version)
+    if machine is None:
+        names = ", ".join(f"{each} version {number}" for each, number in sorted(registry.machines))
+        raise click.UsageError(f"No FSM {name!r} version {version or 1} is loaded; there are: {names}")
+    return type(machine)
 
 
 @click.command(cls=Command)

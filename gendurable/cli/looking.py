@@ -1,4 +1,4 @@
-"""Commands that only read: get, list, status."""
+"""Commands that only read: get, list, status, schedules."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -303,3 +303,41 @@ def _show_workers(workers: Sequence[dict[str, Any]]) -> None:
         for each in workers
     ]
     table(["worker", "host", "pid", "queues", "machines", "up"], rows, right=["pid", "up"])
+
+
+@click.command(cls=Command)
+@pass_invocation
+def schedules(invocation: Invocation, /) -> None:
+    """Show schedules, their last and their next tick.
+
+    Those of the configuration, and those that only the database remembers.
+    """
+    from gendurable.db import store
+
+    configured = invocation.config.schedules
+    with reading(invocation.config) as conn:
+        stored = {row.name: row for row in store.list_schedules(conn)}
+    found = []
+    for name in sorted({*configured, *stored}):
+        schedule, row = configured.get(name), stored.get(name)
+        now = datetime.now(UTC) if row is None else row.now
+        found.append(
+            {
+                "name": name,
+                "cron": schedule and schedule.cron,
+                "timezone": schedule and schedule.timezone,
+                "fsm": schedule and schedule.fsm,
+                "last_tick": row and row.last_tick,
+                "next_tick": schedule and next(schedule.ticks(now), None),
+            }
+        )
+    if invocation.json:
+        emit(found)
+    elif found:
+        table(list(found[0]), [[_in_seconds(value) for value in each.values()] for each in found], whole=["cron"])
+    else:
+        echo("no schedules: write [schedules.NAME] into the configuration file")
+
+
+def _in_seconds(value: Any) -> Any:
+    return value.isoformat(sep=" ", timespec="seconds") if isinstance(value, datetime) else value

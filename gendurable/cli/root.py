@@ -34,6 +34,7 @@ COMMANDS = {
     "pause": "upkeep:pause",
     "resume": "upkeep:resume",
     "gc": "upkeep:gc",
+    "schedules": "looking:schedules",
     "fsms": "settings:fsms",
     "config": "settings:config",
     "health": "upkeep:health",

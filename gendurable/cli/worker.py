@@ -22,8 +22,11 @@ def worker(invocation: Invocation, /, until_idle: bool, check_config: bool) -> i
     config = invocation.config
     if check_config:
         from gendurable.core.registry import load
+        from gendurable.runtime.scheduling import plan
 
-        machines = ", ".join(load(config.fsms).capabilities)
+        registry = load(config.fsms)
+        plan(config.schedules.values(), registry)
+        machines = ", ".join(registry.capabilities)
         note(f"the configuration is good; machines: {machines or 'none'}")
         return 0
     if config.processes > 1:

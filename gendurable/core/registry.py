@@ -41,6 +41,11 @@ class Registry:
         """Return the machine of that name and version, if this process has it."""
         return self._machines.get((name, version))
 
+    def find(self, name: str, version: int | None) -> Machine | None:
+        """Return the machine of that name and version, the newest one if none is said."""
+        newest = max((number for each, number in self._machines if each == name), default=0)
+        return self.get(name, newest if version is None else version)
+
     @property
     def machines(self) -> Mapping[tuple[str, int], Machine]:
         """The machines by name and version."""

@@ -12,6 +12,7 @@ from gendurable.core.transition import Finish
 from gendurable.db import store
 from gendurable.db.connection import Connection, one_commit
 from gendurable.errors import InvalidInstance, NoTarget
+from gendurable.notices import BOARD
 
 NO_REASON = "cancelled"
 
@@ -70,11 +71,13 @@ def cancel_instance(id: int, run: Callable[[Sequence[int]], Level], *, cascade: 
     the next call goes on from there.
     """
     level = run([id])
+    BOARD.post(level.cancelled)
     if id not in level.cancelled | level.before:
         raise NoTarget(id)
     is_ours = id in level.cancelled
     while cascade and level.children:
         level = run(level.children)
+        BOARD.post(level.cancelled)
     return is_ours
 
 
@@ -100,6 +103,7 @@ def cancel_idle(conn: Connection, ids: Sequence[int], reason: str, *, ahead: tim
     while ids:
         with one_commit(conn):
             level = cancel_level(conn, ids, reason, waits=False, ahead=ahead)
+        BOARD.post(level.cancelled)
         if level.missed:
             return False
         ids = level.children

@@ -74,6 +74,15 @@ class ServerFacts:
 
 
 @frozen
+class ScheduleRow:
+    """How far a schedule has come, and what time it is."""
+
+    name: str
+    last_tick: datetime
+    now: datetime
+
+
+@frozen
 class Standing:
     """Where an instance stands."""
 

@@ -27,6 +27,7 @@ from gendurable.db.rows import (
     Held,
     Lost,
     Reaped,
+    ScheduleRow,
     ServerFacts,
     Standing,
     Unserved,
@@ -293,6 +294,29 @@ def expire_awaits(conn: Connection, *, limit: int, ahead: timedelta = ZERO) -> R
 def gc(conn: Connection, *, older_than: timedelta, after: int, limit: int, ahead: timedelta = ZERO) -> Rows[int]:
     """Delete up to `limit` instances above id `after` that ended longer ago than `older_than`."""
     return _scalars(conn, "gc", older_than=older_than, after=after, limit=limit, ahead=ahead)
+
+
+# Schedules.
+
+
+def open_schedules(conn: Connection, *, names: Sequence[str]) -> Rows[str]:
+    """Remember schedules that are seen for the first time."""
+    return _scalars(conn, "open_schedules", names=list(names))
+
+
+def list_schedules(conn: Connection) -> Rows[ScheduleRow]:
+    """Read how far each schedule has come."""
+    return _rows(conn, ScheduleRow, "list_schedules")
+
+
+def lock_schedule(conn: Connection, *, name: str, ahead: timedelta = ZERO) -> Rows[ScheduleRow]:
+    """Hold one schedule and read how far it has come; nothing comes back if another worker holds it."""
+    return _rows(conn, ScheduleRow, "lock_schedule", name=name, ahead=ahead)
+
+
+def advance_schedule(conn: Connection, *, name: str, tick: datetime) -> Rows[str]:
+    """Write down the newest tick of a schedule that has passed."""
+    return _scalars(conn, "advance_schedule", name=name, tick=tick)
 
 
 # A worker process.

@@ -50,6 +50,7 @@ LEVELS: dict[type[Event], Level] = {
     events.ClaimsReclaimed: "info",
     events.AwaitsTimedOut: "info",
     events.GarbageCollected: "info",
+    events.ScheduleTicked: "info",
     events.HeartbeatSent: "debug",
     events.DatabaseUnavailable: "warning",
     events.DatabaseAvailable: "info",

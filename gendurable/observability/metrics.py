@@ -91,6 +91,7 @@ METRICS = (
     ),
     Description("gendurable_reaped_total", "counter", ("queue",), "Expired claims taken away from their workers."),
     Description("gendurable_await_timeouts_total", "counter", (), "Parked instances woken by their deadline."),
+    Description("gendurable_schedule_ticks_total", "counter", ("schedule",), "Instances inserted by schedules."),
     Description("gendurable_gc_deleted_total", "counter", (), "Ended instances deleted by retention."),
     Description("gendurable_heartbeat_lag_seconds", "gauge", (), "Time since the last heartbeat that succeeded."),
     Description("gendurable_worker_slots", "gauge", ("queue",), "Steps that this worker can run at once."),
@@ -161,6 +162,7 @@ class Metrics:
         self._contended = make.counter("gendurable_partition_contended_total")
         self._reaped = make.counter("gendurable_reaped_total")
         self._await_timeouts = make.counter("gendurable_await_timeouts_total")
+        self._ticks = make.counter("gendurable_schedule_ticks_total")
         self._gc_deleted = make.counter("gendurable_gc_deleted_total")
         self._heartbeat_lag = make.gauge("gendurable_heartbeat_lag_seconds")
         self._slots = make.gauge("gendurable_worker_slots")
@@ -187,6 +189,7 @@ class Metrics:
             events.PartitionContended: lambda e: self._contended.labels(e.queue).inc(),
             events.LeaseReaped: lambda e: self._reaped.labels(e.queue).inc(),
             events.AwaitsTimedOut: lambda e: self._await_timeouts.inc(e.count),
+            events.ScheduleTicked: lambda e: self._ticks.labels(e.schedule).inc(e.count),
             events.GarbageCollected: lambda e: self._gc_deleted.inc(e.count),
             events.HeartbeatSent: self._heartbeat_sent,
             events.DatabaseUnavailable: lambda e: self._database_up.labels(e.pool).set(0),

@@ -1,4 +1,4 @@
-"""Maintenance: expired leases, overdue awaits, and old rows where retention is asked for; one loop, one connection."""
+"""Maintenance: leases, awaits, schedules, and old rows where retention is asked for; one loop, one connection."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -8,6 +8,7 @@ from attrs import frozen
 
 from gendurable.events import AwaitsTimedOut, GarbageCollected, LeaseReaped
 from gendurable.runtime.loop import Loop, Wires, jittered
+from gendurable.runtime.scheduling import Scheduler
 from gendurable.runtime.session import Session
 from gendurable.runtime.sweeping import collect_garbage, reap_expired, wake_overdue
 
@@ -27,7 +28,7 @@ class MaintenanceSettings:
 
 
 class Maintenance(Loop):
-    """Await deadlines at every round; leases and retention when their time has come."""
+    """Await deadlines and schedules at every round; leases and retention when their time has come."""
 
     def __init__(
         self,
@@ -37,12 +38,14 @@ class Maintenance(Loop):
         *,
         on_due: Callable[[frozenset[str]], None],
         also: Callable[[], None],
+        scheduler: Scheduler,
     ) -> None:
         """Tell `on_due` the queues in which rows became due; do `also` at every round."""
         super().__init__("maintenance", session, wires)
         self._settings = settings
         self._on_due = on_due
         self._also = also
+        self._scheduler = scheduler
         self._next_reap = monotonic()
         self._next_gc = monotonic() + jittered(settings.gc_interval)
 
@@ -56,7 +59,7 @@ class Maintenance(Loop):
         overdue = wake_overdue(conn)
         if overdue:
             self._emit(AwaitsTimedOut(len(overdue)))
-        due = {row.queue for row in overdue}
+        due = {row.queue for row in overdue} | self._scheduler.run_once(conn)
         reap = self._settings.reap
         if reap is not None and monotonic() >= self._next_reap:
             due |= self._reap()

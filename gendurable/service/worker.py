@@ -46,6 +46,7 @@ from gendurable.runtime.partitions import LockConnections, check_session_locks
 from gendurable.runtime.poller import Poller, PollSettings
 from gendurable.runtime.prefetch import Prefetch
 from gendurable.runtime.runner import Runner
+from gendurable.runtime.scheduling import Scheduler, plan
 from gendurable.runtime.session import Session
 from gendurable.runtime.slots import Slots
 
@@ -75,6 +76,7 @@ class Worker:
         self._executions = Executions(self._shutting_down)
         self._emit = emit
         self._registry = registry
+        self._planned = plan(config.schedules.values(), registry)
         self._stopping = threading.Event()
         self._on_death = on_death
         self.has_died = False
@@ -361,6 +363,7 @@ class Worker:
             self._wires,
             on_due=self._due,
             also=self._locks.close_idle,
+            scheduler=Scheduler(self._planned, self._emit),
         )
         self._loops = [*self.pollers.values(), self._committer, heartbeat, maintenance]
 

@@ -116,9 +116,10 @@ def test_the_result_of_what_failed_is_a_typed_error(client: Client, harness: Mak
     assert raised.value.instance.last_error == "no number"
 
 
-def test_the_result_of_what_was_cancelled_is_a_typed_error(client: Client, conn: Connection):
+def test_the_result_of_what_was_cancelled_is_a_typed_error(client: Client):
     handle = client.insert(Checkout.new(), handle=True)
-    conn.execute("update gen_durable set status = 'cancelled', last_error = 'no longer wanted'")
+    assert handle.cancel(reason="no longer wanted") is True
+    assert handle.cancel() is False
     with pytest.raises(InstanceCancelled, match=f"instance {handle.id} was cancelled: no longer wanted") as raised:
         handle.result(SOON)
     assert raised.value.instance.status == Status.CANCELLED
@@ -189,14 +190,28 @@ def test_a_client_that_is_closed_lets_nobody_wait(dsn: str):
 # In the process of the worker.
 
 
-@pytest.mark.parametrize("key", [None, "k"])
-def test_what_a_worker_here_ends_is_reported_without_a_poll(
-    client: Client, worker: Worker, monkeypatch: pytest.MonkeyPatch, key: str | None
-):
+@pytest.fixture
+def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is not told would wait for minutes."""
     monkeypatch.setattr("gendurable.waiting.FIRST_LOOK", 1000.0)
     monkeypatch.setattr("gendurable.waiting.LONGEST_PAUSE", 1000.0)
+
+
+@pytest.mark.usefixtures("no_polls", "worker")
+@pytest.mark.parametrize("key", [None, "k"])
+def test_what_a_worker_here_ends_is_reported_without_a_poll(client: Client, key: str | None):
     Asks.client = client
     outer = client.insert(Asks.new({"asks": True, "key": key}), handle=True)
     assert outer.result(SOON) == {"inner": {"answer": 42}}
     with pytest.raises(InstanceFailed, match="as it was told"):
         client.insert(Asks.new({"fails": True}), handle=True).result(SOON)
+
+
+@pytest.mark.usefixtures("no_polls")
+def test_what_is_cancelled_here_is_reported_without_a_poll(client: Client):
+    handle = client.insert(Checkout.new(), handle=True)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(handle.result, SOON)
+        until(lambda: client._hub._waiters, "somebody who waits")
+        handle.cancel()
+        assert isinstance(waiting.exception(SOON), InstanceCancelled)

@@ -96,6 +96,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "list_workers": store.list_workers,
     "examine": store.examine,
     "count_old": lambda c: store.count_old(c, older_than=MINUTE),
+    "open_schedules": lambda c: store.open_schedules(c, names=["n"]),
+    "list_schedules": store.list_schedules,
+    "lock_schedule": lambda c: store.lock_schedule(c, name="n"),
+    "advance_schedule": lambda c: store.advance_schedule(c, name="n", tick=datetime.now(UTC)),
     "retry": lambda c: store.retry(c, id=1),
 }
 

@@ -118,6 +118,11 @@ def test_the_example_of_a_configuration_is_accepted():
     assert config.load(cli={}, env={}, file=tomllib.loads(code)).config.queues["checkout"] == 5
 
 
+def test_the_example_of_a_schedule_is_accepted():
+    [(_, code)] = blocks("schedules")
+    assert config.load(cli={}, env={}, file=tomllib.loads(code)).config.schedules["nightly"].catch_up == "latest"
+
+
 COMMAND_LINES = [
     line.partition(" #")[0].strip()
     for _, _, language, code in BLOCKS

@@ -27,6 +27,7 @@ gendurable_late_outcomes_total counter queue fsm
 gendurable_partition_contended_total counter queue
 gendurable_reaped_total counter queue
 gendurable_await_timeouts_total counter
+gendurable_schedule_ticks_total counter schedule
 gendurable_gc_deleted_total counter
 gendurable_heartbeat_lag_seconds gauge
 gendurable_worker_slots gauge queue
@@ -64,6 +65,7 @@ EVENTS: list[Event] = [
     events.ClaimsReclaimed(4),
     events.AwaitsTimedOut(5),
     events.GarbageCollected(6),
+    events.ScheduleTicked("nightly", "report", "2031-01-01T03:00:00+00:00", 1, None),
     events.HeartbeatSent(3, 3),
     events.DatabaseUnavailable("heartbeat", "refused", 0.1),
     events.DatabaseAvailable("committer"),

@@ -159,6 +159,7 @@ def use(client: Client, harness: Harness) -> None:
     assert_type(handle, Handle)
     assert_type(client.handle(1).wait(30, until="parked"), Instance)
     handle.signal("payment_confirmed", {"amount": handle.result(timeout=timedelta(seconds=1))["amount"]})
+    assert_type(handle.cancel(reason="enough", cascade=True), bool)
     assert_type(client.pause("mail"), bool)
     client.resume("mail")
     assert_type(harness.drain(), dict[str, int])
