@@ -4,8 +4,14 @@ import psycopg
 
 from gendurable.errors import DatabaseUnavailable
 
-# The values are to blame: data exception, integrity violation, program limit exceeded. Trying again cannot help.
-_REFUSALS = ("22", "23", "54")
+# The values are to blame: trying again cannot help.
+_REFUSALS = (
+    "22",  # data exceptions
+    "23",  # integrity violations
+    "44",  # the check option of a view
+    "54",  # program limits
+    "P0",  # raised by somebody's trigger
+)
 
 # The moment is to blame: trying again, on a new connection where that broke, will help sooner or later.
 _PASSING = (

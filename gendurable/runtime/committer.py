@@ -48,8 +48,8 @@ class Committer(Loop):
     """Writes what was performed, in the order it came, as large a batch as gathered during the last commit.
 
     Nobody waits for it: a thread hands its outcome over and takes the next claim. A commit whose answer was lost is
-    repeated under the same fence, so that it counts once. An outcome whose row somebody has locked is put aside and
-    tried again, alone, so that the others need not wait for it.
+    repeated under the same fence, so that it counts once. A batch in which somebody has locked a row is halved until
+    that outcome is alone, and put aside; one such try a round, so that the others need not wait for many of them.
     """
 
     def __init__(self, session: Session, wires: Wires, on_settled: OnSettled, on_carried: OnCarried) -> None:
@@ -58,6 +58,7 @@ class Committer(Loop):
         self._on_settled = on_settled
         self._on_carried = on_carried
         self._waiting: deque[Performed] = deque()
+        self._halves: deque[list[Performed]] = deque()
         self._deferred: list[tuple[float, int, Performed]] = []
         self._order = count()
 
@@ -67,13 +68,14 @@ class Committer(Loop):
         self.wake()
 
     def run_once(self) -> float:
-        """Write one batch."""
-        while self._deferred and self._deferred[0][0] <= monotonic():
-            # Alone: whoever holds the row may hold it still.
+        """Write one batch, and before it one of those that met a lock."""
+        if self._halves:
+            self._write(self._halves.popleft())
+        elif self._deferred and self._deferred[0][0] <= monotonic():
             self._write([heapq.heappop(self._deferred)[2]])
         if batch := self._gather():
             self._write(batch)
-        if self._waiting:
+        if self._waiting or self._halves:
             return 0
         return max(self._deferred[0][0] - monotonic(), 0) if self._deferred else IDLE
 
@@ -126,8 +128,7 @@ class Committer(Loop):
     def _set_aside(self, batch: list[Performed]) -> None:
         if len(batch) > 1:
             middle = len(batch) // 2
-            self._write(batch[:middle])
-            self._write(batch[middle:])
+            self._halves += batch[:middle], batch[middle:]
             return
         [performed] = batch
         pause = jittered(min(FIRST_DEFERRAL * 2**performed.tries, LONGEST_DEFERRAL))

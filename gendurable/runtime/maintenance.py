@@ -1,11 +1,12 @@
 """Maintenance: leases, awaits, schedules, and old rows where retention is asked for; one loop, one connection."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from time import monotonic
 
 from attrs import frozen
 
+from gendurable.db.connection import Connection
 from gendurable.events import AwaitsTimedOut, GarbageCollected, LeaseReaped
 from gendurable.runtime.loop import Loop, Wires, jittered
 from gendurable.runtime.scheduling import Scheduler
@@ -48,12 +49,14 @@ class Maintenance(Loop):
         self._scheduler = scheduler
         self._next_reap = monotonic()
         self._next_gc = monotonic() + jittered(settings.gc_interval)
+        self._collecting: Iterator[int] = iter(())
 
     def run_once(self) -> float:
         """Do the chores whose time has come."""
         if not self.is_available:
             # After an outage every lease may have run out, also those of workers that live: let them beat first.
             self._next_reap = monotonic() + self._settings.grace
+            self._collecting = iter(())  # it knows a connection that is gone
         self._also()
         conn = self._session.conn
         overdue = wake_overdue(conn)
@@ -66,12 +69,21 @@ class Maintenance(Loop):
             self._next_reap = monotonic() + jittered(reap)
         if due:
             self._on_due(frozenset(due))
+        return 0 if self._collect(conn) else jittered(self._settings.sweep)
+
+    def _collect(self, conn: Connection) -> bool:
+        """Delete one batch of old rows, if it is time; true if more may follow.
+
+        No more than that in a round: the backlog of years must not keep deadlines and leases waiting.
+        """
         retention = self._settings.retention
         if retention is not None and monotonic() >= self._next_gc:
-            for count in collect_garbage(conn, older_than=retention, batch=self._settings.gc_batch):
-                self._emit(GarbageCollected(count))
+            self._collecting = collect_garbage(conn, older_than=retention, batch=self._settings.gc_batch)
             self._next_gc = monotonic() + jittered(self._settings.gc_interval)
-        return jittered(self._settings.sweep)
+        deleted = next(self._collecting, 0)
+        if deleted:
+            self._emit(GarbageCollected(deleted))
+        return deleted > 0
 
     def _reap(self) -> set[str]:
         reaped = reap_expired(self._session.conn, worker=self._settings.worker, lease=self._settings.lease)

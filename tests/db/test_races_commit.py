@@ -84,6 +84,31 @@ def test_without_splitting_one_poisoned_outcome_stops_its_neighbours(conn: Conne
     assert statuses(conn, [good.id, bad.id]) == ["executing", "executing"]
 
 
+@pytest.fixture(params=["P0001", "44000"])
+def refusing(conn: Connection, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Somebody's own trigger, which lets no instance of odd id be done."""
+    conn.execute(f"""
+        create function refuse() returns trigger language plpgsql as $$
+        begin
+          raise exception 'not with us' using errcode = '{request.param}';
+        end $$;
+        create trigger refuse before update on gen_durable
+          for each row when (new.id % 2 = 1 and new.status = 'done') execute function refuse();
+    """)
+    yield
+    conn.execute("drop function refuse cascade")
+
+
+@pytest.mark.usefixtures("refusing")
+def test_outcomes_that_somebodys_trigger_refuses_fail_alone(conn: Connection):
+    claims = claims_of(conn, 4)
+    settle(conn, [is_done(claimed) for claimed in claims])
+    for claimed in claims:
+        found = row(conn, claimed.id)
+        assert found["status"] == ("failed" if claimed.id % 2 else "done")
+        assert (found["last_error"] or "not with us").endswith("not with us")
+
+
 @pytest.mark.parametrize("places", [{0}, {6}, {2, 3}, {0, 3, 6}, set(range(7))])
 def test_any_number_of_poisoned_outcomes_anywhere_in_a_batch_are_found(conn: Connection, places: set[int]):
     claims = claims_of(conn, 7)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from races import (
@@ -320,6 +321,17 @@ def test_only_decayed_claims_of_the_same_name_are_reclaimed(conn: Connection):
     found = row(conn, taken[0])
     assert (found["status"], found["attempt"], found["locked_by"]) == ("runnable", 0, None)
     assert written(commit(conn, [is_done(claims["host%:1:bb"])])) == set()
+
+
+def test_the_claims_of_a_worker_whose_leases_are_shorter_than_ours_are_no_older_for_that(conn: Connection):
+    short = timedelta(seconds=9)
+    about: dict[str, Any] = {"name": "n", "host": "h", "queues": "{}", "machines": [], "lease": short}
+    store.beat(conn, worker="n/1-a", pid=1, **about)
+    mine = claim_one(conn, "n/1-a")
+    for left, taken in ((8, []), (4, []), (2, [mine.id])):
+        query = "update gen_durable set lease_expires_at = now() + make_interval(secs => %s) where id = %s"
+        conn.execute(query, [left, mine.id])
+        assert store.reclaim(conn, prefix="n/", remaining=timedelta(hours=1), limit=10).all() == taken
 
 
 def test_a_reclaim_passes_by_what_somebody_holds(conn: Connection, new_conn: NewConn):
