@@ -267,6 +267,15 @@ class LoopDied:
     traceback: str
 
 
+@frozen
+class ProcessEnded:
+    """A worker process ended that should not have; its supervisor starts another one."""
+
+    pid: int
+    code: int
+    restart_in: float
+
+
 Event: TypeAlias = (
     StepCommitted
     | OutcomeStale
@@ -295,6 +304,7 @@ Event: TypeAlias = (
     | DrainStarted
     | DrainFinished
     | LoopDied
+    | ProcessEnded
 )
 
 # Called from many threads, and on the hot path: must be quick and must not raise.

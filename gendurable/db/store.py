@@ -343,7 +343,10 @@ def end_session(conn: Connection, *, pid: int, started: datetime) -> Rows[bool]:
 
 
 def reclaim(conn: Connection, *, prefix: str, remaining: timedelta, limit: int) -> Rows[int]:
-    """Put back what workers whose id begins with `prefix` hold on leases with less than `remaining` to run."""
+    """Put back what workers whose id begins with `prefix` hold on leases with less than `remaining` to run.
+
+    With less than a third to run, where the holder's leases are known to be shorter.
+    """
     return _scalars(conn, "reclaim", prefix=prefix, remaining=remaining, limit=limit)
 
 
@@ -377,9 +380,9 @@ def leave(conn: Connection, *, worker: str) -> Rows[str]:
     return _scalars(conn, "leave", worker=worker)
 
 
-def has_work(conn: Connection, *, queues: Sequence[str], machines: Sequence[str]) -> Rows[bool]:
-    """Tell whether anything is due or running that these machines could run."""
-    return _scalars(conn, "has_work", queues=list(queues), machines=list(machines))
+def has_work(conn: Connection, *, queues: Sequence[str], machines: Sequence[str], keyed: bool) -> Rows[bool]:
+    """Tell whether anything is due or running that these machines could run; with a partition key only if `keyed`."""
+    return _scalars(conn, "has_work", queues=list(queues), machines=list(machines), keyed=keyed)
 
 
 def server_facts(conn: Connection) -> Rows[ServerFacts]:

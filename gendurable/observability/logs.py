@@ -59,6 +59,7 @@ LEVELS: dict[type[Event], Level] = {
     events.DrainStarted: "info",
     events.DrainFinished: "info",
     events.LoopDied: "critical",
+    events.ProcessEnded: "warning",
 }
 
 _NUMBERS = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}

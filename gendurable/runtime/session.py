@@ -19,7 +19,7 @@ class Session:
         self._lost: EngineConnection | None = None
 
     @property
-    def conn(self) -> Connection:
+    def conn(self) -> EngineConnection:
         """The connection, a new one if there is none or it was lost."""
         if self._conn is None or self._conn.closed:
             self._conn = self._connect()

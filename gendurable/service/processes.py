@@ -1,6 +1,7 @@
 """Supervise several worker processes, for more than one core: started, watched, restarted and ended together."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from time import monotonic
 from attrs import define
 
 from gendurable.config import Config
+from gendurable.events import Listener, ProcessEnded
+from gendurable.observability.logs import Logs
 from gendurable.service.notify import Systemd
 from gendurable.service.run import SUPERVISOR
 from gendurable.service.shutdown import Shutdown
@@ -20,7 +23,7 @@ TICK = 0.2
 FIRST_RESTART, LONGEST_RESTART = 1.0, 30.0
 # A child that lived this long had started well: what ended it is a new misfortune.
 SETTLED = 60.0
-# Bad configuration, unreachable or unmigrated database: a child that ends so before it was ready will not do better.
+# Bad configuration, unreachable or unmigrated database: a child that ends so and was never ready will not do better.
 HOPELESS = (2, 5)
 # Beyond its drain, how long a child may take to leave before it is killed.
 LEAVING = 30.0
@@ -34,7 +37,8 @@ def supervise(config: Config, argv: Sequence[str], *, until_idle: bool = False) 
     with tempfile.TemporaryDirectory(prefix="gendurable-") as folder:
         mailbox = _Mailbox(Path(folder))
         children = [_Child(_command(config, argv, index), mailbox.address(index)) for index in range(config.processes)]
-        supervisor = _Supervisor(config, children, mailbox, until_idle=until_idle)
+        logs = Logs(log_format=config.log_format, log_level=config.log_level)
+        supervisor = _Supervisor(config, children, mailbox, emit=logs, until_idle=until_idle)
         # The second signal leaves no time for a drain: the children go as the supervisor does.
         shutdown = Shutdown(on_leave=supervisor.kill)
         shutdown.serve()
@@ -91,14 +95,13 @@ class _Child:
     started: float = 0.0
     failures: int = 0
     restart_at: float = 0.0
-    is_ready: bool = False
+    was_ready: bool = False
     is_finished: bool = False
     heard: float = 0.0
 
     def start(self) -> None:
         environment = os.environ | {SUPERVISOR: str(os.getpid()), "NOTIFY_SOCKET": self.address}
         environment.pop("WATCHDOG_PID", None)
-        self.is_ready = False
         self.started = self.heard = monotonic()
         # A session of its own: a terminal's Ctrl-C must reach the children once, from the supervisor.
         self.process = subprocess.Popen(self.command, env=environment, start_new_session=True)  # noqa: S603
@@ -111,10 +114,13 @@ class _Child:
 class _Supervisor:
     """A child that dies is started again after a growing pause; a signal is passed on, and all leave together."""
 
-    def __init__(self, config: Config, children: list[_Child], mailbox: _Mailbox, *, until_idle: bool) -> None:
+    def __init__(
+        self, config: Config, children: list[_Child], mailbox: _Mailbox, *, emit: Listener, until_idle: bool
+    ) -> None:
         self._config = config
         self._children = children
         self._mailbox = mailbox
+        self._emit = emit
         self._until_idle = until_idle
         self._systemd = Systemd()
         self._was_ready = False
@@ -146,14 +152,14 @@ class _Supervisor:
                 "WATCHDOG=1",
             }:  # a status is no sign of life: loops that are stuck may still have one
                 child.heard = monotonic()
-            child.is_ready = child.is_ready or line == "READY=1"
+            child.was_ready = child.was_ready or line == "READY=1"
 
     def _tend(self, child: _Child) -> int | None:
         """Look after one child; returns an exit code if there is no point in going on."""
         if child.is_finished or child.is_running or child.process is None:
             return None
         code = child.process.returncode
-        if code in HOPELESS and not child.is_ready:
+        if code in HOPELESS and not child.was_ready:
             return int(code)
         if self._until_idle and code == 0:
             child.is_finished = True
@@ -164,14 +170,14 @@ class _Supervisor:
             child.failures = 1 if lived >= SETTLED else child.failures + 1
             pause = min(FIRST_RESTART * 2 ** (child.failures - 1), LONGEST_RESTART)
             child.restart_at = now + pause
-            sys.stderr.write(f"worker process {child.process.pid} ended with {code}; a new one starts in {pause:g} s\n")
+            self._emit(ProcessEnded(child.process.pid, code, pause))
         elif now >= child.restart_at:
             child.restart_at = 0.0
             child.start()
         return None
 
     def _tell_systemd(self) -> None:
-        if not self._was_ready and all(child.is_ready for child in self._children):
+        if not self._was_ready and all(child.was_ready for child in self._children):
             self._was_ready = True
             self._systemd.ready(f"{len(self._children)} worker processes")
         patience = self._systemd.watchdog_seconds
@@ -195,4 +201,5 @@ class _Supervisor:
             except subprocess.TimeoutExpired:
                 process.kill()
                 codes.append(process.wait())
-        return 1 if any(codes) else 0
+        # One that was told before it could listen has died of it, with nothing begun.
+        return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1

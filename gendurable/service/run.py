@@ -5,7 +5,6 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic
 
 from prometheus_client import CollectorRegistry
 
@@ -22,7 +21,6 @@ from gendurable.service.worker import Worker
 
 TICK = 1.0
 FIRST_IDLE_CHECK, LONGEST_IDLE_CHECK = 0.02, 0.2
-SAMPLE_SECONDS = 15.0
 # Set by a supervisor for its children: they end when it is gone, even if it was killed.
 SUPERVISOR = "GENDURABLE_SUPERVISOR"
 
@@ -53,7 +51,12 @@ def run_worker(config: Config, *, until_idle: bool = False) -> int:
         if not shutdown.is_asked:
             worker.start()
             systemd.ready(f"serving {', '.join(config.queues)}")
-            _Duty(worker, shutdown, systemd, metrics).work(until_idle=until_idle)
+            if metrics is not None:
+                worker.show(metrics)
+            try:
+                _Duty(worker, shutdown, systemd).work(until_idle=until_idle)
+            except Exception as error:  # noqa: BLE001  the loops would go on without anybody to end them
+                worker.main_died(error)
         systemd.stopping("draining", within=config.drain_timeout.total_seconds() + 10)
         abandoned = worker.drain()
     code = 1 if worker.has_died else 0
@@ -80,20 +83,16 @@ def _probes(worker: Worker, listeners: list[Listener]) -> Iterator[Metrics | Non
 
 
 class _Duty:
-    """What the main thread does while the loops work: watchdog, sampling, and looking whether it is time to end."""
+    """What the main thread does while the loops work: the watchdog, and looking whether it is time to end."""
 
-    def __init__(self, worker: Worker, shutdown: Shutdown, systemd: Systemd, metrics: Metrics | None) -> None:
+    def __init__(self, worker: Worker, shutdown: Shutdown, systemd: Systemd) -> None:
         self._worker = worker
         self._shutdown = shutdown
         self._systemd = systemd
-        self._metrics = metrics
         self._tick = min(TICK, (systemd.watchdog_seconds or TICK * 3) / 3)
-        self._next_sample = monotonic()
         self._load = ""
         supervisor = os.environ.get(SUPERVISOR, "")
         self._supervisor = int(supervisor) if supervisor.isdecimal() else None
-        if metrics is not None:
-            worker.show(metrics)
 
     def work(self, *, until_idle: bool) -> None:
         pause = FIRST_IDLE_CHECK if until_idle else self._tick
@@ -108,9 +107,6 @@ class _Duty:
             # Only while every loop turns: a stuck one is what the watchdog is for, a long step is not.
             if self._systemd.watchdog_seconds is not None and not self._worker.stuck_loops():
                 self._systemd.watchdog()
-            if self._metrics is not None and monotonic() >= self._next_sample:
-                self._metrics.sample(self._worker.sample())
-                self._next_sample = monotonic() + SAMPLE_SECONDS
 
     def _tell_load(self) -> None:
         load = self._worker.load

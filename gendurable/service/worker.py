@@ -4,7 +4,8 @@ import json
 import os
 import platform
 import threading
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -22,20 +23,21 @@ from gendurable.db.connection import Connection, Database, EngineConnection
 from gendurable.db.faults import is_passing
 from gendurable.db.operations import give_back
 from gendurable.db.rows import Lost, ServerFacts
-from gendurable.errors import DatabaseUnavailable, GenDurableError
+from gendurable.errors import DatabaseUnavailable, GenDurableError, describe
 from gendurable.events import (
     ClaimLost,
     ClaimsReclaimed,
     DrainFinished,
     DrainStarted,
     Listener,
+    LoopDied,
     PartitionsRefused,
     ThreadAbandoned,
     TooManyAbandoned,
     UnsafeServer,
     WorkerStarted,
 )
-from gendurable.observability.metrics import Metrics, Sample
+from gendurable.observability.metrics import Metrics
 from gendurable.runtime.committer import Committer
 from gendurable.runtime.executions import Execution, Executions, Timekeeper
 from gendurable.runtime.heartbeat import Heartbeat
@@ -49,11 +51,16 @@ from gendurable.runtime.runner import Runner
 from gendurable.runtime.scheduling import Scheduler, plan
 from gendurable.runtime.session import Session
 from gendurable.runtime.slots import Slots
+from gendurable.service.sampling import Sampler
 
 # Waiting for a row that somebody has locked holds up every outcome behind it.
 LOCK_TIMEOUT = timedelta(milliseconds=250)
-# A loop that has not begun its round for so long is stuck; longer than any call to the database may take.
-STUCK = 60.0
+# Beyond a call to the database, how long a loop may take for its round before it is stuck.
+LONGEST_ROUND = 60.0
+# How long a claim under way may delay the return of the others: what goes back before it, it would claim again.
+LAST_CLAIM = 0.1
+# How long the last calls may take, and the loops to end, once a drain has no time left.
+LAST_CALL = 1.0
 RECLAIM_BATCH = 10_000
 # Counts whole tables now and then, which is no work for plans that go by an index.
 SPARE = "spare"
@@ -62,7 +69,8 @@ SPARE = "spare"
 class Worker:
     """Everything one process runs. Connections: one a queue, committer, heartbeat, maintenance, spare, and the locks'.
 
-    The spare connection is the main thread's: checks at the start, sampling, and giving claims back at the end.
+    The spare connection is the main thread's: checks at the start, and giving claims back at the end. Between them it
+    is the sampler's, where there are metrics.
     """
 
     def __init__(
@@ -80,6 +88,7 @@ class Worker:
         self._stopping = threading.Event()
         self._on_death = on_death
         self.has_died = False
+        self._keyed = True
         self._server_version = ""
         self._wires = Wires(emit, self._died)
         self._database = Database(
@@ -111,6 +120,7 @@ class Worker:
         )
         self.pollers: dict[str, Poller] = {}
         self._loops: list[Loop] = []
+        self._sampler: Sampler | None = None
 
     # From start to end.
 
@@ -123,7 +133,7 @@ class Worker:
             conn = self._spare.conn
             migrate.check_current(conn, self._database.schema)
             facts = store.server_facts(conn).one()
-            keyed = self._check_server(facts)
+            self._keyed = self._check_server(facts)
             reclaimed = self._reclaim(conn)
         except psycopg.Error as error:
             self._spare.close()
@@ -133,7 +143,7 @@ class Worker:
             raise
         if reclaimed:
             self._emit(ClaimsReclaimed(reclaimed))
-        self._build_loops(keyed=keyed)
+        self._build_loops()
         self._server_version = facts.version if facts else ""
 
     def start(self) -> None:
@@ -155,9 +165,9 @@ class Worker:
         """Whether nothing that this worker could run is due or running, here or elsewhere."""
         if len(self.inflight):
             return False
+        queues, machines = list(self.config.queues), self._registry.capabilities
         try:
-            conn = self._spare.conn
-            return not store.has_work(conn, queues=list(self.config.queues), machines=self._registry.capabilities).one()
+            return not store.has_work(self._spare.conn, queues=queues, machines=machines, keyed=self._keyed).one()
         except (psycopg.Error, DatabaseUnavailable) as error:
             self._spare.drop_if_broken(error)
             if is_passing(error):
@@ -171,7 +181,8 @@ class Worker:
 
     def stuck_loops(self) -> list[str]:
         """Return the names of loops that have not turned for too long."""
-        return [loop.name for loop in self._loops if loop.overdue() > STUCK]
+        limit = stuck_after(self.config)
+        return [loop.name for loop in self._loops if loop.overdue() > limit]
 
     def unready(self) -> list[str]:
         """Say why no work should be expected of this worker: nothing means that it is ready."""
@@ -187,31 +198,20 @@ class Worker:
         return f"{sum(each.busy for each in slots)} of {sum(each.size for each in slots)} slots busy"
 
     def show(self, metrics: Metrics) -> None:
-        """Tell the metrics where to read what is no event."""
+        """Tell the metrics where to read what is no event, and begin to sample the rest."""
         for queue, poller in self.pollers.items():
             _show_slots(metrics, queue, poller.slots)
         locks = self._locks
         metrics.watch_pool("locks", idle=lambda: locks.idle, used=lambda: locks.used, waiting=lambda: locks.waiting)
         metrics.watch_databases([loop.name for loop in self._loops])
+        self._sampler = Sampler(self._spare, self._wires, metrics.sample)
+        self._spare = self._session(SPARE, lock_timeout=LOCK_TIMEOUT)
+        self._sampler.start()
 
-    def sample(self) -> Sample | None:
-        """Count what the whole database holds; None if it could not be asked."""
-        try:
-            conn = self._spare.conn
-            counts = store.count_instances(conn).all()
-            due = store.count_due(conn).all()
-            unserved = store.count_unserved(conn).all()
-            paused = store.list_paused(conn).all()
-        except (psycopg.Error, DatabaseUnavailable) as error:
-            self._spare.drop_if_broken(error)
-            return None
-        return Sample(
-            instances={(row.queue, row.status): row.count for row in counts},
-            due={row.queue: row.due for row in due},
-            oldest_due_age={row.queue: row.oldest_due_seconds for row in due},
-            paused=paused,
-            unserved={(row.fsm, row.fsm_version): row.count for row in unserved},
-        )
+    def main_died(self, error: Exception) -> None:
+        """Take note of an error that the main thread should not have met: as bad, and as loud, as a loop's death."""
+        self._emit(LoopDied("main", describe(error), traceback.format_exc()))
+        self.has_died = True
 
     def drain(self) -> int:
         """Claim no more, give back what was not started, wait for the rest; return how many steps still run."""
@@ -221,6 +221,9 @@ class Worker:
         running = sum(poller.slots.busy for poller in self.pollers.values())
         for poller in self.pollers.values():
             poller.stop()
+        if self._sampler is not None:
+            self._sampler.stop()
+        _join(self.pollers.values(), LAST_CLAIM)
         released = self._give_back_unstarted(deadline)
         self._emit(DrainStarted(running, released, self.config.drain_timeout.total_seconds()))
         self._stopping.set()
@@ -240,26 +243,34 @@ class Worker:
     def _stop_loops(self) -> None:
         for loop in self._loops:
             loop.stop()
-        for loop in self._loops:
-            loop.join(1.0)
+        _join(self._loops, LAST_CALL)
         with suppress(psycopg.Error, DatabaseUnavailable):  # the row expires by itself
-            store.leave(self._spare.conn, worker=self.id)
+            store.leave(self._hurried(LAST_CALL), worker=self.id)
         self._spare.close()
         self._locks.close_idle(0)
 
     def _give_back_unstarted(self, deadline: float) -> int:
         unstarted = [claim for poller in self.pollers.values() for claim in poller.slots.close()]
-        while unstarted and monotonic() < deadline:
+        while unstarted:
             try:
-                give_back(self._spare.conn, unstarted)
+                give_back(self._hurried(deadline - monotonic()), unstarted)
                 break
             except (psycopg.Error, DatabaseUnavailable) as error:
                 self._spare.drop_if_broken(error)
                 if not is_passing(error):
-                    raise
+                    self.main_died(error)
+                    break
+                if monotonic() > deadline:
+                    break
                 sleep(0.1)
         self.inflight.remove(unstarted)
         return len(unstarted)
+
+    def _hurried(self, seconds: float) -> Connection:
+        """Return the spare connection, for calls that must not take longer: a silent one would hold the end up."""
+        conn = self._spare.conn
+        conn.patience = max(seconds, LAST_CALL)
+        return conn
 
     # What the loops call.
 
@@ -315,7 +326,7 @@ class Worker:
 
     # How they are built.
 
-    def _build_loops(self, *, keyed: bool) -> None:
+    def _build_loops(self) -> None:
         config = self.config
         for queue, size in config.queues.items():
             settings = PollSettings(
@@ -326,7 +337,7 @@ class Worker:
                 poll=config.poll.total_seconds(),
                 max_poll=config.max_poll.total_seconds(),
                 min_demand=config.min_demand,
-                keyed=keyed,
+                keyed=self._keyed,
             )
             prefetch = Prefetch(config.prefetch, size)
             self.pollers[queue] = Poller(
@@ -409,6 +420,18 @@ class Worker:
         ).all():
             count += len(found)
         return count
+
+
+def _join(loops: Iterable[Loop], seconds: float) -> None:
+    """Wait for loops that were told to stop, all together no longer than that."""
+    deadline = monotonic() + seconds
+    for loop in loops:
+        loop.join(max(deadline - monotonic(), 0))
+
+
+def stuck_after(config: Config) -> float:
+    """Return how many seconds a loop may be overdue: one that waits for the database is not stuck."""
+    return LONGEST_ROUND + (config.connect_timeout + config.statement_timeout).total_seconds()
 
 
 def _queue(pair: tuple[Claim, Claim]) -> str:

@@ -1,6 +1,7 @@
 -- has_work: is anything of these queues due or running that these machines could run?
 -- What is due in a paused queue is nobody's to run; what runs there already is.
 -- Plain, limited and keyed rows one after the other: each kind has an index of its own.
+-- keyed: whether rows with a partition key could be run at all.
 with unpaused as (
   select array(select asked.queue
                from unnest(%(queues)s::text[]) as asked (queue)
@@ -29,6 +30,7 @@ select (select true
         from gen_durable g
         where g.status = 'runnable'
           and g.partition_key is not null
+          and %(keyed)s::bool
           and g.queue = any ((select queues from unpaused)::text[])
           and g.eligible_at <= statement_timestamp()
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
@@ -36,6 +38,7 @@ select (select true
     or (select true
         from gen_durable g
         where g.status = 'executing'
+          and (%(keyed)s::bool or g.partition_key is null)
           and g.queue = any (%(queues)s::text[])
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
         limit 1) is not null
@@ -43,6 +46,7 @@ select (select true
         from gen_durable g
         where g.status in ('awaiting_signal', 'awaiting_children')
           and g.await_deadline <= statement_timestamp()
+          and (%(keyed)s::bool or g.partition_key is null)
           and g.queue = any ((select queues from unpaused)::text[])
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
         limit 1) is not null as has_work

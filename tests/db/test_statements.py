@@ -89,7 +89,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "reclaim": lambda c: store.reclaim(c, prefix="w", remaining=MINUTE, limit=1),
     "beat": lambda c: store.beat(c, worker="w", name="w", host="h", pid=1, queues="{}", machines=["f@1"], lease=MINUTE),
     "leave": lambda c: store.leave(c, worker="w"),
-    "has_work": lambda c: store.has_work(c, queues=["q"], machines=["f@1"]),
+    "has_work": lambda c: store.has_work(c, queues=["q"], machines=["f@1"], keyed=True),
     "server_facts": store.server_facts,
     "due_queues": store.due_queues,
     "list_ids": lambda c: store.list_ids(c, statuses=["failed"], paths=['["state", "a"]'], values=["1"], limit=1),

@@ -4,6 +4,6 @@ from machines import Noop
 
 from gendurable.service import worker
 
-worker.STUCK = 0.5
+worker.stuck_after = lambda _: 0.5
 
 __all__ = ["Noop"]

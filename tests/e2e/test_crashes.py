@@ -8,6 +8,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 from machines import Gated, InlineSteps, Killer, Noop, Parent, Quitter, Scene, Stepwise
+from proxy import Proxy
 from stage import Stage
 from support import row, until
 from workers import worker
@@ -302,6 +303,21 @@ def test_a_worker_may_be_told_to_go_at_any_moment_of_its_start(dsn: str, client:
     assert 0 in codes
 
 
+def test_a_connection_that_falls_silent_does_not_hold_up_the_end(
+    dsn: str, client: Client, conn: Connection, stage, scene
+):
+    client.insert_many(Gated.new(scene("on")) for _ in range(2))
+    with Proxy(dsn) as proxy:
+        fault = proxy.swallow_at("release")
+        settings = PATIENT | {"drain-timeout": "500ms"}
+        with worker(proxy.dsn, "--queues", "default=1", "--prefetch", "1", settings=settings) as leaving:
+            until(lambda: set(statuses(conn).values()) == {"executing"}, "both claimed")
+            stage.wait_for("entered")
+            leaving.signal(signal.SIGTERM)
+            fault.wait()
+            assert leaving.wait(15) == 0
+
+
 # A part of it dead.
 
 
@@ -315,3 +331,18 @@ def test_a_loop_that_dies_takes_the_process_down_loudly(fresh_database: str):
     assert died
     assert 'relation "gen_durable" does not exist' in died[0]["error"]
     assert died[0]["level"] == "critical"
+
+
+def test_a_worker_that_dies_is_held_back_neither_by_what_it_runs_nor_by_what_it_cannot_give_back(
+    own_dsn: str, own_conn: Connection, stage, scene
+):
+    with Client(own_dsn) as client:
+        client.insert_many(Gated.new(scene("never")) for _ in range(3))
+    settings = {"drain-timeout": "500ms"}
+    with worker(own_dsn, "--queues", "default=1", "--prefetch", "2", settings=settings) as doomed:
+        until(lambda: set(statuses(own_conn).values()) == {"executing"}, "all three claimed")
+        stage.wait_for("entered")
+        own_conn.execute("alter table gen_durable rename to gone")
+        assert doomed.wait(20) == 1
+        assert doomed.events("loop_died")
+        assert doomed.events("drain_finished")

@@ -74,6 +74,7 @@ EVENTS: list[Event] = [
     events.DrainStarted(1, 2, 5.0),
     events.DrainFinished(0, 0.5),
     events.LoopDied("committer", "KeyError", "Traceback"),
+    events.ProcessEnded(4711, -9, 1.0),
 ]
 
 

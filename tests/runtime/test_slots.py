@@ -79,29 +79,6 @@ def test_what_was_not_started_comes_back_and_nothing_starts_any_more(threads: Ca
     assert one.taken == [[1]]
 
 
-def test_claims_that_come_while_the_slots_close_are_run_or_returned(
-    threads: Callable[..., Threads], monkeypatch: pytest.MonkeyPatch
-):
-    two = threads(2)
-    two.finish(3)
-    returned: list[Claim] = []
-    closing = threading.Thread(target=lambda: returned.extend(two.slots.close()))
-    submit = two.slots._pool.submit
-
-    def submit_late(work: Callable[[], None]) -> object:
-        """Between the decision to start a thread and its start somebody closes the slots, if that is possible."""
-        if closing.ident is None:
-            closing.start()
-            closing.join(0.3)
-        return submit(work)
-
-    monkeypatch.setattr(two.slots._pool, "submit", submit_late)
-    two.slots.offer([claimed(1), claimed(2), claimed(3)])
-    closing.join()
-    until(lambda: two.slots.busy == 0, "the threads at rest")
-    assert sorted([*sum(two.taken, []), *(each.id for each in returned + two.slots.close())]) == [1, 2, 3]
-
-
 @contextmanager
 def one_taker(threads: Callable[..., Threads], together: Callable[[Claim], int]) -> Iterator[Threads]:
     """One thread that is busy while claims are offered, and then takes them."""
