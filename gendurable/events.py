@@ -182,6 +182,17 @@ class AwaitsTimedOut:
 
 
 @frozen
+class DeadlineExceeded:
+    """An instance that lived past its deadline was ended `failed`."""
+
+    id: int
+    queue: str
+    fsm: str
+    step: str
+    deadline: str
+
+
+@frozen
 class GarbageCollected:
     """Instances that ended long ago were deleted."""
 
@@ -294,6 +305,7 @@ Event: TypeAlias = (
     | LeaseReaped
     | ClaimsReclaimed
     | AwaitsTimedOut
+    | DeadlineExceeded
     | GarbageCollected
     | ScheduleTicked
     | HeartbeatSent

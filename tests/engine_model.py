@@ -59,6 +59,7 @@ class Row:
     join_round: int | None = None
     fail_fast: bool = False
     cancel_reason: str | None = None
+    deadline: Time | None = None
     is_old: bool = False
 
     @property
@@ -87,7 +88,7 @@ class Row:
         self.fail_fast = False
 
 
-TIMES = ("eligible_at", "lease_expires_at", "await_deadline")
+TIMES = ("eligible_at", "lease_expires_at", "await_deadline", "deadline")
 COLUMNS = [name for name in Row.__annotations__ if name not in (*TIMES, "is_old")]
 
 
@@ -160,6 +161,8 @@ class Model:
             eligible_at=eligible_at,
             **{name: getattr(new, name) for name in same},
         )
+        if new.deadline is not None:
+            row.deadline = self.in_hours(new.deadline / HOUR)
         self.rows[id] = row
         return row
 
@@ -191,6 +194,8 @@ class Model:
         row.result = None
         row.attempt = row.crashes = 0
         row.cancel_reason = None
+        if row.deadline and row.deadline.hour <= self.hour:
+            row.deadline = None
         row.is_old = False
         if parent := self._barrier_of(row):
             parent.children_pending += 1
@@ -359,6 +364,19 @@ class Model:
     def overdue(self) -> list[Row]:
         parked = [*self.having(Status.AWAITING_SIGNAL), *self.having(Status.AWAITING_CHILDREN)]
         return [row for row in parked if row.await_deadline and row.await_deadline.hour <= self.hour]
+
+    def late(self) -> list[Row]:
+        """Those that live past their deadline."""
+        alive = [row for row in self.rows.values() if not row.has_ended]
+        return [row for row in alive if row.deadline and row.deadline.hour <= self.hour]
+
+    def end_late(self, rows: Sequence[Row]) -> None:
+        """End them in one batch: who is among them joins no other."""
+        for row in rows:
+            self.claim(row, "sweeper", 0)
+        for row in rows:
+            reason = f"DeadlineExceeded: it was to end by {row.deadline.seen:%Y-%m-%d %H:%M:%S.%f}".rstrip("0")
+            self._finish(row, Finish(row.id, row.fence, Status.FAILED, None, f"{reason}+00"))
 
     def time_out(self, row: Row) -> None:
         """Wake what has waited long enough; children that still live are no longer waited for."""

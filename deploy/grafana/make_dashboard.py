@@ -149,6 +149,12 @@ ROWS: dict[str, list[Panel]] = {
             "Ticks of schedules", (Query(rate("gendurable_schedule_ticks_total", "schedule"), "{{schedule}}"),), "ops"
         ),
         Panel("Awaits that timed out", (Query(rate("gendurable_await_timeouts_total", "job"), "{{job}}"),), "ops"),
+        Panel(
+            "Instances past their deadline",
+            (Query(rate("gendurable_deadlines_exceeded_total", "queue"), "{{queue}}"),),
+            "ops",
+            about="Ended failed, whatever they were doing.",
+        ),
     ],
     "Workers": [
         Panel(

@@ -36,6 +36,7 @@ FIRST_STEP, QUEUE, MAX_CRASHES = "start", "default", 20
 @click.option("--unique-key", type=Key(), help="Refused while another live instance has it.")
 @click.option("--in", "delay", type=Duration(), help="Begin after this time.")
 @click.option("--at", type=Instant(), help="Begin at this time.")
+@click.option("--deadline", type=Duration(), help="End it as failed if it still lives after this time.")
 @click.option(
     "--version", type=click.IntRange(1, 2**31 - 1), metavar="N", help="The machine's version; else the newest."
 )

@@ -1,4 +1,4 @@
-"""End instances from outside, wherever they stand: cancelled by somebody, or by a parent whose barrier fails fast."""
+"""End instances from outside, wherever they stand: cancelled, or past their deadline."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,6 +11,7 @@ from gendurable.core.status import LIVE, Status
 from gendurable.core.transition import Finish
 from gendurable.db import store
 from gendurable.db.connection import Connection, one_commit
+from gendurable.db.rows import Ended, Held, Overdue
 from gendurable.errors import InvalidInstance, NoTarget
 from gendurable.notices import BOARD
 
@@ -52,9 +53,7 @@ def cancel_level(
     taken = [row for row in found if row.status in LIVE]
     if taken:
         store.seize(conn, ids=[row.id for row in taken], reason=reason)
-        store.finish(
-            conn, [Finish(row.id, row.fence + 1, Status.CANCELLED, None, reason) for row in taken], ahead=ahead
-        )
+        store.finish(conn, [_ending(row, Status.CANCELLED, reason) for row in taken], ahead=ahead)
     return Level(
         cancelled=frozenset(row.id for row in taken),
         before=frozenset(row.id for row in found if row.status == Status.CANCELLED),
@@ -108,3 +107,24 @@ def cancel_idle(conn: Connection, ids: Sequence[int], reason: str, *, ahead: tim
             return False
         ids = level.children
     return True
+
+
+def end_overdue(conn: Connection, overdue: Sequence[Overdue], *, ahead: timedelta = ZERO) -> list[Ended]:
+    """End instances `failed` because their deadline has passed, in one transaction, all but those that somebody holds.
+
+    Locks must not be waited for: there may be parents among them, and their children.
+    """
+    with one_commit(conn):
+        found = store.lock_free_instances(conn, ids=[row.id for row in overdue]).all()
+        # One that was ended and retried since has no deadline any more.
+        taken = [row for row in found if row.status in LIVE and row.deadline is not None]
+        if not taken:
+            return []
+        store.seize(conn, ids=[row.id for row in taken], reason=None)
+        endings = [_ending(row, Status.FAILED, f"DeadlineExceeded: it was to end by {row.deadline}") for row in taken]
+        ended = store.finish(conn, endings, ahead=ahead)
+    return ended.all()
+
+
+def _ending(row: Held, status: Status, reason: str) -> Finish:
+    return Finish(row.id, row.fence + 1, status, None, reason)  # the fence that `seize` gives it

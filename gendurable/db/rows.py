@@ -59,8 +59,20 @@ class Held:
     id: int
     fence: int
     status: str
+    deadline: str | None
     on_cancel: bool
     is_cancelling: bool
+
+
+@frozen
+class Overdue:
+    """An instance that lives past its deadline."""
+
+    id: int
+    queue: str
+    fsm: str
+    step: str
+    deadline: str
 
 
 @frozen

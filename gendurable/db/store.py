@@ -26,6 +26,7 @@ from gendurable.db.rows import (
     Examination,
     Held,
     Lost,
+    Overdue,
     Reaped,
     ScheduleRow,
     ServerFacts,
@@ -289,6 +290,11 @@ def reap(conn: Connection, *, worker: str, limit: int, lease: timedelta, ahead: 
 def expire_awaits(conn: Connection, *, limit: int, ahead: timedelta = ZERO) -> Rows[Woken]:
     """Wake parked instances whose deadline has passed."""
     return _rows(conn, Woken, "expire_awaits", limit=limit, ahead=ahead)
+
+
+def find_overdue(conn: Connection, *, limit: int, ahead: timedelta = ZERO) -> Rows[Overdue]:
+    """Name instances that live past their deadline."""
+    return _rows(conn, Overdue, "find_overdue", limit=limit, ahead=ahead)
 
 
 def gc(conn: Connection, *, older_than: timedelta, after: int, limit: int, ahead: timedelta = ZERO) -> Rows[int]:

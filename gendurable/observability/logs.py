@@ -49,6 +49,7 @@ LEVELS: dict[type[Event], Level] = {
     events.LeaseReaped: "warning",
     events.ClaimsReclaimed: "info",
     events.AwaitsTimedOut: "info",
+    events.DeadlineExceeded: "warning",
     events.GarbageCollected: "info",
     events.ScheduleTicked: "info",
     events.HeartbeatSent: "debug",

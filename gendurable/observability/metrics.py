@@ -91,6 +91,9 @@ METRICS = (
     ),
     Description("gendurable_reaped_total", "counter", ("queue",), "Expired claims taken away from their workers."),
     Description("gendurable_await_timeouts_total", "counter", (), "Parked instances woken by their deadline."),
+    Description(
+        "gendurable_deadlines_exceeded_total", "counter", ("queue",), "Instances ended because of their deadline."
+    ),
     Description("gendurable_schedule_ticks_total", "counter", ("schedule",), "Instances inserted by schedules."),
     Description("gendurable_gc_deleted_total", "counter", (), "Ended instances deleted by retention."),
     Description("gendurable_heartbeat_lag_seconds", "gauge", (), "Time since the last heartbeat that succeeded."),
@@ -162,6 +165,7 @@ class Metrics:
         self._contended = make.counter("gendurable_partition_contended_total")
         self._reaped = make.counter("gendurable_reaped_total")
         self._await_timeouts = make.counter("gendurable_await_timeouts_total")
+        self._deadlines_exceeded = make.counter("gendurable_deadlines_exceeded_total")
         self._ticks = make.counter("gendurable_schedule_ticks_total")
         self._gc_deleted = make.counter("gendurable_gc_deleted_total")
         self._heartbeat_lag = make.gauge("gendurable_heartbeat_lag_seconds")
@@ -189,6 +193,7 @@ class Metrics:
             events.PartitionContended: lambda e: self._contended.labels(e.queue).inc(),
             events.LeaseReaped: lambda e: self._reaped.labels(e.queue).inc(),
             events.AwaitsTimedOut: lambda e: self._await_timeouts.inc(e.count),
+            events.DeadlineExceeded: lambda e: self._deadlines_exceeded.labels(e.queue).inc(),
             events.ScheduleTicked: lambda e: self._ticks.labels(e.schedule).inc(e.count),
             events.GarbageCollected: lambda e: self._gc_deleted.inc(e.count),
             events.HeartbeatSent: self._heartbeat_sent,
@@ -219,7 +224,7 @@ class Metrics:
         self._busy.labels(queue).set_function(busy)
         self._buffered.labels(queue).set_function(buffered)
         self._abandoned.labels(queue).set_function(abandoned)
-        for counter in (self._claims, self._empty_polls, self._contended, self._reaped):
+        for counter in (self._claims, self._empty_polls, self._contended, self._reaped, self._deadlines_exceeded):
             counter.labels(queue)
         self._sampled.queues.append(queue)
 

@@ -1,4 +1,4 @@
-"""Maintenance: leases, awaits, schedules, and old rows where retention is asked for; one loop, one connection."""
+"""Maintenance: leases, deadlines, schedules, and old rows where retention is asked for; one loop, one connection."""
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -7,11 +7,11 @@ from time import monotonic
 from attrs import frozen
 
 from gendurable.db.connection import Connection
-from gendurable.events import AwaitsTimedOut, GarbageCollected, LeaseReaped
+from gendurable.events import AwaitsTimedOut, DeadlineExceeded, GarbageCollected, LeaseReaped
 from gendurable.runtime.loop import Loop, Wires, jittered
 from gendurable.runtime.scheduling import Scheduler
 from gendurable.runtime.session import Session
-from gendurable.runtime.sweeping import collect_garbage, reap_expired, wake_overdue
+from gendurable.runtime.sweeping import collect_garbage, end_late, reap_expired, wake_overdue
 
 
 @frozen(kw_only=True)
@@ -29,7 +29,7 @@ class MaintenanceSettings:
 
 
 class Maintenance(Loop):
-    """Await deadlines and schedules at every round; leases and retention when their time has come."""
+    """Deadlines and schedules at every round; leases and retention when their time has come."""
 
     def __init__(
         self,
@@ -59,10 +59,7 @@ class Maintenance(Loop):
             self._collecting = iter(())  # it knows a connection that is gone
         self._also()
         conn = self._session.conn
-        overdue = wake_overdue(conn)
-        if overdue:
-            self._emit(AwaitsTimedOut(len(overdue)))
-        due = {row.queue for row in overdue} | self._scheduler.run_once(conn)
+        due = self._expire() | self._scheduler.run_once(conn)
         reap = self._settings.reap
         if reap is not None and monotonic() >= self._next_reap:
             due |= self._reap()
@@ -84,6 +81,15 @@ class Maintenance(Loop):
         if deleted:
             self._emit(GarbageCollected(deleted))
         return deleted > 0
+
+    def _expire(self) -> set[str]:
+        late, woken = end_late(self._session.conn)  # before they are woken only to be ended
+        for row in late:
+            self._emit(DeadlineExceeded(row.id, row.queue, row.fsm, row.step, row.deadline))
+        overdue = wake_overdue(self._session.conn)
+        if overdue:
+            self._emit(AwaitsTimedOut(len(overdue)))
+        return {row.queue for row in overdue} | woken
 
     def _reap(self) -> set[str]:
         reaped = reap_expired(self._session.conn, worker=self._settings.worker, lease=self._settings.lease)

@@ -1,4 +1,4 @@
-"""One pass of maintenance: expired leases and overdue awaits."""
+"""One pass of maintenance: expired leases, overdue awaits and overdue instances."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -10,12 +10,15 @@ from gendurable.core.status import Status
 from gendurable.core.transition import Finish
 from gendurable.db import store
 from gendurable.db.connection import Connection
+from gendurable.db.endings import end_overdue
 from gendurable.db.faults import is_locked, is_refusal
 from gendurable.db.operations import commit
-from gendurable.db.rows import Reaped, Woken
+from gendurable.db.rows import Ended, Overdue, Reaped, Woken
 
 # Small enough that a mass crash does not become one long transaction.
 BATCH = 500
+# In one sweep; the next one comes soon.
+MOST_OVERDUE = 20 * BATCH
 
 
 def reap_expired(conn: Connection, *, worker: str, lease: timedelta, ahead: timedelta = ZERO) -> list[Reaped]:
@@ -39,6 +42,31 @@ def wake_overdue(conn: Connection, *, ahead: timedelta = ZERO) -> list[Woken]:
         if len(batch) < BATCH:
             break
     return woken
+
+
+def end_late(conn: Connection, *, ahead: timedelta = ZERO) -> tuple[list[Overdue], frozenset[str]]:
+    """End instances that live past their deadline; return them, and the queues of parents whose barrier that opened.
+
+    One whose row or parent somebody holds is left to the next sweep.
+    """
+    overdue = store.find_overdue(conn, limit=MOST_OVERDUE, ahead=ahead).all()
+    ended = [row for start in range(0, len(overdue), BATCH) for row in _end_late(conn, overdue[start:][:BATCH], ahead)]
+    ids = {row.id for row in ended}
+    woken = frozenset(row.wakes for row in ended if row.wakes is not None)
+    return [row for row in overdue if row.id in ids], woken
+
+
+def _end_late(conn: Connection, overdue: list[Overdue], ahead: timedelta) -> list[Ended]:
+    """End some; those that cannot be ended now are found by halving, and do not keep the others waiting."""
+    try:
+        return end_overdue(conn, overdue, ahead=ahead)
+    except psycopg.Error as error:
+        if not (is_locked(error) or is_refusal(error)):
+            raise
+    if len(overdue) == 1:
+        return []
+    middle = len(overdue) // 2
+    return _end_late(conn, overdue[:middle], ahead) + _end_late(conn, overdue[middle:], ahead)
 
 
 def collect_garbage(

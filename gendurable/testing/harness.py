@@ -31,7 +31,7 @@ from gendurable.db.rows import Delivery
 from gendurable.errors import InvalidInstance, RunawayError
 from gendurable.runtime.committing import settle
 from gendurable.runtime.executor import Calm, execute, time_out, timeout_of
-from gendurable.runtime.sweeping import reap_expired, wake_overdue
+from gendurable.runtime.sweeping import end_late, reap_expired, wake_overdue
 
 BATCH = 100
 LEASE = timedelta(seconds=60)
@@ -96,7 +96,7 @@ class Harness:
         self._ahead += step
 
     def drain(self, queue: str | None = None, max_steps: int = 1000, *, shutting_down: bool = False) -> dict[str, int]:
-        """Run everything due, await deadlines and expired leases included, until nothing is.
+        """Run everything due, deadlines and expired leases included, until nothing is.
 
         Returns how many outcomes of each kind were committed; a step that ended in SystemExit or its like counts as
         "crash" and leaves its row to its lease, as a dead worker would. RunawayError if more is due after `max_steps`.
@@ -127,6 +127,7 @@ class Harness:
 
     def _claim(self, queue: str | None, limit: int) -> list[Claim]:
         reap_expired(self._conn, worker=WORKER, lease=LEASE, ahead=self._ahead)
+        end_late(self._conn, ahead=self._ahead)
         wake_overdue(self._conn, ahead=self._ahead)
         queues = [queue] if queue is not None else store.due_queues(self._conn, ahead=self._ahead).all()
         for name in queues:

@@ -49,4 +49,11 @@ select (select true
           and (%(keyed)s::bool or g.partition_key is null)
           and g.queue = any ((select queues from unpaused)::text[])
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
+        limit 1) is not null
+    or (select true
+        from gen_durable g
+        where g.status in ('runnable', 'executing', 'awaiting_signal', 'awaiting_children')
+          and g.deadline <= statement_timestamp()
+          and g.queue = any (%(queues)s::text[])
+          and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
         limit 1) is not null as has_work

@@ -1,4 +1,5 @@
 -- retry: let a failed or cancelled instance run again, at the step it ended in, from its first attempt.
+-- A deadline that has passed counts no more, or it would end at once.
 -- A parent that still waits for this child's round has counted it as ended: it must count it once more.
 -- One that has moved on waits for nobody; finish leaves it alone then, as for any child of an earlier round.
 -- Locks child before parent, as finish does.
@@ -10,6 +11,7 @@ with again as (
       crashes = 0,
       cancelling = false,
       cancel_reason = null,
+      deadline = case when g.deadline > statement_timestamp() + %(ahead)s::interval then g.deadline end,
       eligible_at = statement_timestamp() + %(ahead)s::interval,
       updated_at = statement_timestamp()
   where g.id = %(id)s and g.status::text in ('failed', 'cancelled')

@@ -49,7 +49,7 @@ from gendurable.db.operations import claim_batch, delivered, insert_instances, r
 from gendurable.db.statements import statement
 from gendurable.errors import DuplicateInstance, NoTarget, NotRetryable
 from gendurable.runtime.committing import Settled, settle
-from gendurable.runtime.sweeping import reap_expired, wake_overdue
+from gendurable.runtime.sweeping import end_late, reap_expired, wake_overdue
 
 THOROUGH = os.environ.get("GENDURABLE_HYPOTHESIS_PROFILE") == "thorough"
 USUAL = settings(
@@ -119,6 +119,7 @@ class Description:
     unique_scope: frozenset[Status] | None
     delay: timedelta
     since_start: timedelta | None
+    deadline: timedelta | None
 
 
 NOW_OR_LATER = st.sampled_from((0 * HOUR, 0 * HOUR, 0 * HOUR, HOUR))
@@ -132,6 +133,7 @@ DESCRIPTIONS = st.builds(
     unique_scope=st.sampled_from((None, None, frozenset(), LIVE | {Status.DONE}, frozenset(Status))),
     delay=NOW_OR_LATER,
     since_start=st.sampled_from((None, None, None, None, -HOUR, HOUR)),
+    deadline=st.sampled_from((None, None, None, None, HOUR, 3 * HOUR)),
 )
 STATES = st.one_of(st.none(), st.builds(lambda n: {"n": n}, st.integers(0, 9)))
 NEXT = st.builds(Next, st.sampled_from(STEPS), STATES, delay=NOW_OR_LATER)
@@ -295,6 +297,7 @@ class EngineMachine(RuleBasedStateMachine):
             unique_scope=described.unique_scope if described.unique_key else None,
             schedule_in=described.delay,
             eligible_at=None if since is None else self.model.start + since,
+            deadline=described.deadline,
         )
 
     def signal(self, data: st.DataObject) -> None:
@@ -328,10 +331,10 @@ class EngineMachine(RuleBasedStateMachine):
             return
         is_ours = cancel_now(self.conn, row.id, "enough", cascade=cascade, ahead=self.ahead)
         assert is_ours == (not row.has_ended)
-        self.expect_cancelled(self.model.cancel([row], "enough", cascade=cascade))
+        self.expect_cut_short(self.model.cancel([row], "enough", cascade=cascade))
         self.model.take_woken()
 
-    def expect_cancelled(self, rows: Iterable[Row]) -> None:
+    def expect_cut_short(self, rows: Iterable[Row]) -> None:
         for row in rows:
             self.history.forget(row.id)
             self.history.impatient.add((row.id, row.join_round))
@@ -375,7 +378,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.model.claim(row, worker, LEASE)
         fences = [row.fence for row in expected]
         for row in expected:
-            self.expect_cancelled(self.model.fail_fast(row))
+            self.expect_cut_short(self.model.fail_fast(row))
         for claim, row, fence in zip(claims, expected, fences, strict=True):
             assert claim.fence == fence
             assert (claim.attempt, claim.awaits, claim.join_round) == (row.attempt, row.awaits, row.join_round)
@@ -492,7 +495,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.model.hour += data.draw(st.sampled_from((0, 1, 1, 2, 3)), label="hours")
         reapers = {"none": lambda: None, "dying": lambda: self.reap_and_die(limit=1), "lively": self.reap}
         reap = reapers[data.draw(st.sampled_from(tuple(reapers)), label="reaper")]
-        self.in_turn(reap, self.wake_overdue if data.draw(st.booleans(), label="sweeps") else lambda: None)
+        sweeps = (self.end_late, self.wake_overdue) if data.draw(st.booleans(), label="sweeps") else ()
+        self.in_turn(reap, *sweeps)
 
     def in_turn(self, *moves: Callable[[], object]) -> None:
         for move in moves:
@@ -524,6 +528,14 @@ class EngineMachine(RuleBasedStateMachine):
         assert [row.lease_expires_at.seen for row in chosen] == leases[:limit], "the oldest first, equals in any order"
         spent = {row.id for row in chosen if self.model.reap(row, "dying", LEASE)}
         assert {row.id for row in reaped if row.spent} == spent
+
+    def end_late(self) -> None:
+        ended, woken = end_late(self.conn, ahead=self.ahead)
+        late = self.model.late()
+        assert {row.id for row in ended} == {row.id for row in late}
+        self.model.end_late(sorted(late, key=lambda row: row.id))
+        assert woken == self.model.take_woken()
+        self.expect_cut_short(late)
 
     def wake_overdue(self) -> None:
         woken = wake_overdue(self.conn, ahead=self.ahead)
@@ -677,6 +689,7 @@ PLANTED = {
     "gc takes the children of a living parent": ("gc", "in ('done', 'failed', 'cancelled'))", "is not null)"),
     "a failed child does not open a barrier that is to fail fast": ("finish", "p.fail_fast and", "false and"),
     "a cascade ends at one that has ended": ("find_children", "c.spawn_round > 0", "false"),
+    "a deadline that has passed ends a retried instance at once": ("retry", "g.deadline >", "g.deadline <>"),
     "a stale Next is written": ("advance", "g.fence = t.fence", "true"),
     "two children that end together count once": ("finish", "- arrived.children", "- 1"),
     "a signal that was shown wakes again": ("recheck_parked", "s.id <> all (", "0 <> all ("),

@@ -51,8 +51,9 @@ insert into gen_durable
   limit 3000;
 insert into signals (target_id, name)
   select id, 'n' from gen_durable, generate_series(1, 3) where status = 'executing';
-insert into gen_durable (fsm, step, queue, status, awaits, await_deadline, unique_key, unique_scope)
-  select 'f', 's', 'plain', 'awaiting_signal', '{n}', now() + interval '1 hour' + n * interval '1 s', n::text::bytea,
+insert into gen_durable (fsm, step, queue, status, awaits, await_deadline, deadline, unique_key, unique_scope)
+  select 'f', 's', 'plain', 'awaiting_signal', '{n}', now() + interval '1 hour' + n * interval '1 s',
+         now() + interval '2 hours' + n * interval '1 s', n::text::bytea,
          '{runnable,executing,awaiting_signal,awaiting_children}'
   from generate_series(1, 5000) n
 """
@@ -367,6 +368,24 @@ def test_await_deadlines_are_read_in_order(explain: Explain):
     nothing = explain(store.expire_awaits, limit=BATCH)
     assert nothing.top["Actual Rows"] == 0
     assert nothing.pages <= PAGES_FOR_NOTHING
+
+
+def test_deadlines_of_instances_are_read_in_order(explain: Explain):
+    plan = explain(store.find_overdue, limit=BATCH, ahead=timedelta(days=1))
+    assert plan.top["Actual Rows"] == BATCH
+    check_order(plan, window=BATCH)
+    assert plan.rows_by("gen_durable_deadline") == BATCH
+    nothing = explain(store.find_overdue, limit=BATCH)
+    assert nothing.top["Actual Rows"] == 0
+    assert nothing.pages <= PAGES_FOR_NOTHING
+
+
+@pytest.mark.parametrize("lock", [store.lock_instances, store.lock_free_instances])
+def test_what_is_ended_from_outside_is_found_by_its_id(explain: Explain, lock: Callable[..., object]):
+    ids = explain.ids("status = 'awaiting_signal'")
+    for plan in (explain(lock, ids=ids), explain(store.seize, ids=ids, reason="why")):
+        assert plan.top["Actual Rows"] == len(ids)
+        assert "gen_durable" not in plan.scanned_whole
 
 
 def test_garbage_is_found_by_walking_on_from_where_the_last_batch_stopped(explain: Explain):

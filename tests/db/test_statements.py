@@ -70,6 +70,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "find_children": lambda c: store.find_children(c, ids=[1]),
     "reap": lambda c: store.reap(c, worker="w", limit=1, lease=MINUTE),
     "expire_awaits": lambda c: store.expire_awaits(c, limit=1),
+    "find_overdue": lambda c: store.find_overdue(c, limit=1),
     "gc": lambda c: store.gc(c, older_than=MINUTE, after=0, limit=1),
     "insert": lambda c: store.insert(c, [NEW]),
     "find_occupant": lambda c: store.find_occupant(c, unique_key=b"k"),

@@ -27,6 +27,7 @@ gendurable_late_outcomes_total counter queue fsm
 gendurable_partition_contended_total counter queue
 gendurable_reaped_total counter queue
 gendurable_await_timeouts_total counter
+gendurable_deadlines_exceeded_total counter queue
 gendurable_schedule_ticks_total counter schedule
 gendurable_gc_deleted_total counter
 gendurable_heartbeat_lag_seconds gauge
@@ -64,6 +65,7 @@ EVENTS: list[Event] = [
     events.LeaseReaped(7, "default", "checkout", "ship", 1, ended=False),
     events.ClaimsReclaimed(4),
     events.AwaitsTimedOut(5),
+    events.DeadlineExceeded(7, "default", "checkout", "ship", "2030-01-01 00:00:00+00"),
     events.GarbageCollected(6),
     events.ScheduleTicked("nightly", "report", "2031-01-01T03:00:00+00:00", 1, None),
     events.HeartbeatSent(3, 3),
@@ -179,6 +181,7 @@ def test_every_event_is_taken(metrics):
         ("gendurable_partition_contended_total", {"queue": "default"}, 1),
         ("gendurable_reaped_total", {"queue": "default"}, 1),
         ("gendurable_await_timeouts_total", {}, 5),
+        ("gendurable_deadlines_exceeded_total", {"queue": "default"}, 1),
         ("gendurable_gc_deleted_total", {}, 6),
         ("gendurable_worker_slots", {"queue": "default"}, 10),
         ("gendurable_worker_busy", {"queue": "default"}, 4),

@@ -1,14 +1,16 @@
-"""Cancelled instances, through the harness: what becomes of them, of their parents and of their children."""
+"""Instances that are cancelled or overdue, through the harness: what becomes of them, their parents and children."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from scripted import Scripted
 from support import inbox, row
 
-from gendurable import Await, Context, Done, Job, Next, Spawn, Status, Stop
+from gendurable import Await, Context, Done, Job, Next, Retry, Spawn, Status, Stop
 from gendurable.db.connection import Connection
+from gendurable.db.operations import retry_instance
 from gendurable.errors import InvalidInstance, NoTarget
 from gendurable.testing import Harness
 
@@ -105,6 +107,78 @@ def test_a_cascade_cancels_the_children_too(harness: MakeHarness, conn: Connecti
     assert durable.cancel(id, reason="no longer wanted", cascade=True)
     found = conn.execute("select status::text, last_error, count(*) from gen_durable group by 1, 2").fetchall()
     assert found == [("cancelled", "no longer wanted", 4)]
+
+
+# Deadlines.
+
+
+@pytest.mark.parametrize("status", STANDING)
+def test_an_instance_ends_at_its_deadline_wherever_it_stands(harness: MakeHarness, conn: Connection, status: str):
+    play, _ = STANDING[status]
+    durable = harness(Scripted(start=play), Leaf)
+    id = durable.insert(Scripted.new(deadline=600))
+    durable.drain()
+    assert (row(conn, id)["status"], durable.get(id).deadline) == (status, row(conn, id)["deadline"])
+    durable.signal(id, "noise")
+    durable.advance(599)
+    assert durable.drain() == {}
+    durable.advance(1)
+    assert durable.drain() == {}
+    found = durable.get(id)
+    assert (found.status, found.step, found.await_deadline) == ("failed", "work", None)
+    assert (
+        found.last_error
+        == f"DeadlineExceeded: it was to end by {found.deadline:%Y-%m-%d %H:%M:%S.%f}".rstrip("0") + "+00"
+    )
+    assert inbox(conn, id) == []
+
+
+def test_an_instant_may_be_given_as_the_deadline(harness: MakeHarness):
+    durable = harness(Scripted(start=Done()))
+    id = durable.insert(Scripted.new(deadline=datetime(2000, 1, 1, tzinfo=UTC)))
+    assert durable.drain() == {}
+    assert durable.get(id).last_error == "DeadlineExceeded: it was to end by 2000-01-01 00:00:00+00"
+
+
+def test_a_deadline_outlives_every_transition(harness: MakeHarness):
+    start = [Retry(), Next("work"), Done()]
+    durable = harness(Scripted(start=start, work=Await("go", "finish"), finish=Spawn([Leaf], "start")), Leaf)
+    id = durable.insert(Scripted.new(deadline=600))
+    deadline = durable.get(id).deadline
+    assert durable.drain() == {"retry": 1, "next": 1, "await": 1}
+    assert durable.get(id).deadline == deadline
+    durable.signal(id, "go")
+    assert durable.drain() == {"spawn": 1, "done": 2}
+    assert durable.get(id).deadline == deadline
+
+
+def test_a_parent_is_released_by_the_deadline_of_its_child(harness: MakeHarness):
+    machine = Scripted(start=Spawn([Leaf.new(schedule_in=3600, deadline=60)], "work"), work=Done())
+    durable = harness(machine, Leaf)
+    id = durable.insert(Scripted.new())
+    durable.drain()
+    durable.advance(60)
+    assert durable.drain() == {"done": 1}
+    assert (durable.get(id).status, machine.seen[-1].joined[0].status) == ("done", "failed")
+
+
+def test_an_await_that_ends_with_the_instance_is_not_woken(harness: MakeHarness):
+    durable = harness(Scripted(start=Await("go", "work", timeout=60), work=Done()))
+    id = durable.insert(Scripted.new(deadline=60))
+    durable.drain()
+    durable.advance(60)
+    assert durable.drain() == {}
+    assert durable.get(id).status == "failed"
+
+
+def test_one_that_is_retried_after_its_deadline_has_none(harness: MakeHarness, conn: Connection):
+    durable = harness(Scripted(start=Stop("no"), work=Done()))
+    late, early = durable.insert(Scripted.new(deadline=60)), durable.insert(Scripted.new(deadline=600))
+    durable.drain()
+    durable.advance(60)
+    for id in (late, early):
+        retry_instance(conn, id, ahead=timedelta(seconds=60))
+    assert (durable.get(late).deadline, durable.get(early).deadline is None) == (None, False)
 
 
 def test_a_round_that_fails_fast_cancels_the_rest_before_its_parent_goes_on(harness: MakeHarness):
