@@ -49,14 +49,14 @@ class Maintenance(Loop):
         self._scheduler = scheduler
         self._next_reap = monotonic()
         self._next_gc = monotonic() + jittered(settings.gc_interval)
-        self._collecting: Iterator[int] = iter(())
+        self._collecting: Iterator[int] | None = None
 
     def run_once(self) -> float:
         """Do the chores whose time has come."""
         if not self.is_available:
             # After an outage every lease may have run out, also those of workers that live: let them beat first.
             self._next_reap = monotonic() + self._settings.grace
-            self._collecting = iter(())  # it knows a connection that is gone
+            self._collecting = None  # it knows a connection that is gone
         self._also()
         conn = self._session.conn
         due = self._expire() | self._scheduler.run_once(conn)
@@ -74,13 +74,17 @@ class Maintenance(Loop):
         No more than that in a round: the backlog of years must not keep deadlines and leases waiting.
         """
         retention = self._settings.retention
-        if retention is not None and monotonic() >= self._next_gc:
+        if self._collecting is None and retention is not None and monotonic() >= self._next_gc:
             self._collecting = collect_garbage(conn, older_than=retention, batch=self._settings.gc_batch)
-            self._next_gc = monotonic() + jittered(self._settings.gc_interval)
+        if self._collecting is None:
+            return False
         deleted = next(self._collecting, 0)
         if deleted:
             self._emit(GarbageCollected(deleted))
-        return deleted > 0
+            return True
+        self._collecting = None
+        self._next_gc = monotonic() + jittered(self._settings.gc_interval)
+        return False
 
     def _expire(self) -> set[str]:
         late, woken = end_late(self._session.conn)  # before they are woken only to be ended

@@ -12,6 +12,7 @@ from gendurable.db.connection import Connection, Database
 from gendurable.events import Event, GarbageCollected
 from gendurable.runtime.loop import Wires
 from gendurable.runtime.maintenance import Maintenance, MaintenanceSettings
+from gendurable.runtime.scheduling import Scheduler
 from gendurable.runtime.session import Session
 
 SETTINGS = MaintenanceSettings(
@@ -35,7 +36,8 @@ def said() -> list[Event]:
 def maintenance(dsn: str, said: list[Event]) -> Iterator[Maintenance]:
     with closing(Session(lambda: Database(dsn).connect("gendurable maintenance"))) as session:
         wires = Wires(said.append, lambda: None)
-        yield Maintenance(SETTINGS, session, wires, on_due=lambda _: None, also=lambda: None)
+        scheduler = Scheduler([], said.append)
+        yield Maintenance(SETTINGS, session, wires, on_due=lambda _: None, also=lambda: None, scheduler=scheduler)
 
 
 def collected(said: list[Event]) -> list[int]:
