@@ -48,6 +48,7 @@ def claim_batch(
     lease: timedelta,
     keyed: bool = True,
     avoid: Sequence[str] = (),
+    beyond: str = "",
     ahead: timedelta = ZERO,
 ) -> list[Claim]:
     """Claim due instances and load what their steps will see. Nothing due: one statement; no signals: still one.
@@ -62,7 +63,9 @@ def claim_batch(
         "lease": lease,
         "ahead": ahead,
     }
-    claims = (store.claim(conn, **which, avoid=avoid) if keyed else store.claim_plain(conn, **which)).all()
+    claims = (
+        store.claim(conn, **which, avoid=avoid, beyond=beyond) if keyed else store.claim_plain(conn, **which)
+    ).all()
     signalled = [claim.id for claim in claims if claim.has_signals]
     parents = [claim.id for claim in claims if claim.spawn_round]
     if not signalled and not parents:

@@ -74,9 +74,13 @@ def claim(
     limit: int,
     lease: timedelta,
     avoid: Sequence[str] = (),
+    beyond: str = "",
     ahead: timedelta = ZERO,
 ) -> Rows[Claim]:
-    """Lease up to `limit` due instances of `queue` that `machines` can run; none whose key is in `avoid`."""
+    """Lease up to `limit` due instances of `queue` that `machines` can run; none whose key is in `avoid`.
+
+    Where it has to go from key to key, it starts `beyond` this one.
+    """
     return _rows(
         conn,
         Claim,
@@ -87,6 +91,7 @@ def claim(
         limit=limit,
         lease=lease,
         avoid=list(avoid),
+        beyond=beyond,
         ahead=ahead,
     )
 

@@ -1,8 +1,10 @@
 """Poller: claims due rows of one queue into free slots; looks again soon after work, and ever more rarely when idle."""
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
+from random import choice
 from time import monotonic
 
 from attrs import frozen
@@ -23,6 +25,8 @@ LOOKS_PER_PAUSE = 2
 # While a deep backlog without partition keys is worked off, rows with one are looked for no more often than this:
 # the claim that knows about keys costs the server twice as much (1.6 against 0.7 ms for ten rows).
 KEYED_LOOK = 0.05
+# Where a claim has to go from key to key it starts beyond one of these, another each time: no key waits for ever.
+KEYS_REMEMBERED = 1000
 
 
 @frozen(kw_only=True)
@@ -64,6 +68,7 @@ class Poller(Loop):
         self._settings = settings
         self._inflight = inflight
         self._avoided = Avoided()
+        self._keys: deque[str] = deque(maxlen=KEYS_REMEMBERED)
         self._hungry = False
         self._alerted = False
         self._pause = FIRST_LOOK
@@ -142,7 +147,9 @@ class Poller(Loop):
             lease=settings.lease,
             keyed=keyed,
             avoid=self._avoided.keys(),
+            beyond=choice(self._keys) if self._keys else "",  # noqa: S311  for fairness, not for secrets
         )
+        self._keys.extend(claim.partition_key for claim in claims if claim.partition_key is not None)
         self._inflight.add(claims)
         seconds = monotonic() - started
         self.slots.offer(claims)

@@ -5,6 +5,8 @@
 -- paused: looked up once; a queue that somebody has paused has nothing to give.
 -- near: the first due rows with a key, in order; the first of each key among them is the head of its key.
 -- hop: only if blocked siblings fill that window; goes from key to key instead of from row to row.
+-- beyond: the key behind which it starts, to go round from there, back to it. Always from the first key on, those at the
+-- end would starve for as long as the others have work.
 -- A limited row is not taken here, but it is the head of its key all the same: its siblings wait behind it.
 -- avoid: keys whose lock was found taken a moment ago; left alone for a while rather than given a later eligible_at,
 -- which would let their siblings overtake them.
@@ -52,29 +54,23 @@ with recursive paused as (
          from gen_durable busy
          where busy.status = 'executing' and busy.partition_key = head.partition_key
          limit 1) is null
-), hop (partition_key) as (
-  (select g.partition_key
-   from gen_durable g
-   where g.status = 'runnable'
-     and g.partition_key is not null
-     and g.queue = %(queue)s
-     and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
-     and (select count(*) from near) >= 2 * %(limit)s + 50
-     and (select count(*) from near_head) < %(limit)s
-   order by g.partition_key
-   limit 1)
+), hop (partition_key, lap) as (
+  select %(beyond)s::text, 0
+  where (select count(*) from near) >= 2 * %(limit)s + 50
+    and (select count(*) from near_head) < %(limit)s
   union all
   select (select g.partition_key
           from gen_durable g
           where g.status = 'runnable'
             and g.partition_key is not null
             and g.queue = %(queue)s
-            and g.partition_key > hop.partition_key
+            and g.partition_key > coalesce(hop.partition_key, '')
             and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
           order by g.partition_key
-          limit 1)
+          limit 1),
+         case when hop.partition_key is null then 2 when hop.lap = 0 then 1 else hop.lap end
   from hop
-  where hop.partition_key is not null
+  where hop.lap < 2 or hop.partition_key < %(beyond)s::text
 ), far_head as (
   select head.id, head.priority, head.eligible_at
   from hop
@@ -90,6 +86,7 @@ with recursive paused as (
     limit 1
   ) as head
   where not head.limited
+    and (hop.lap = 1 or (hop.lap = 2 and hop.partition_key <= %(beyond)s::text))
     and hop.partition_key <> all (%(avoid)s::text[])
     and (select true
          from gen_durable busy

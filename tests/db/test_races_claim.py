@@ -280,6 +280,23 @@ def test_far_behind_a_busy_key_the_same_rules_hold(conn: Connection):
     assert claim(conn, limit=2) == []
 
 
+@pytest.mark.parametrize(
+    ("beyond", "order"), [("", "abcd"), ("a", "bcda"), ("b", "cdab"), ("bb", "cdab"), ("d", "abcd"), ("zz", "abcd")]
+)
+def test_far_behind_a_busy_key_the_others_are_taken_in_turn_from_any_of_them_on(
+    conn: Connection, beyond: str, order: str
+):
+    store.insert(conn, [new(partition_key="busy", priority=-2) for _ in range(60)])
+    assert len(claim(conn, limit=1)) == 1
+    for key in "dbca":
+        insert(conn, partition_key=key)
+    asked = {"queue": "q", "machines": MACHINES, "worker": "a", "lease": LEASE, "beyond": beyond}
+    for limit in (1, 2, 3, 4):
+        with uncommitted(conn):
+            taken = [claimed.partition_key for claimed in store.claim(conn, **asked, limit=limit)]
+            assert sorted(taken) == sorted(order[:limit])
+
+
 def test_far_behind_a_busy_key_avoided_keys_are_left_alone_too(conn: Connection):
     _, of_l = behind_a_window_of_blocked_siblings(conn)
     asked = {"queue": "q", "machines": MACHINES, "worker": "a", "limit": 2, "lease": LEASE}

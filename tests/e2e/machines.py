@@ -65,6 +65,14 @@ class Gated(Job[Scene], name="gated"):
         return {"by": ctx.attempt}
 
 
+class Restless(FSM[Scene], name="restless"):
+    """Always due again, until its gate is open."""
+
+    @step
+    def start(self, ctx: Context[Scene]) -> Outcome[Scene]:
+        return Done() if (Path(ctx.state.stage) / f"gate {ctx.state.gate}").exists() else Next(self.start)
+
+
 class Attentive(Job[Scene], name="attentive", max_attempts=3):
     """Waits until it is told something: that its worker goes, or that it is no longer wanted."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from facts import claims, done, until_done
-from machines import Gated, Noop, Quitter, Scene, Waiter
+from machines import Gated, Noop, Quitter, Restless, Scene, Waiter
 from pooler import PGBOUNCER, Choice, Pooler, pgbouncer
 from stage import Note, Stage
 from support import row, until
@@ -165,6 +165,18 @@ def test_a_thousand_rows_of_a_hanging_key_neither_delay_others_nor_are_claimed_i
         assert claims(conn, hanging) == 1
         assert claims(conn, free) == 50
         assert len(running.events("partition_contended")) == 0
+
+
+def test_no_key_waits_for_ever_behind_a_hanging_one_while_others_are_always_due(
+    dsn: str, client: Client, conn: Connection, stage: Stage
+):
+    client.insert_many([gated(stage, "hanging", "g") for _ in range(100)])
+    with worker(dsn, "--queues", "default=3"):
+        stage.wait_for("entered")
+        restless = [Restless.new(Scene(str(stage.folder), gate="g"), partition_key=key) for key in "abcde"]
+        client.insert_many(restless)
+        until_done(conn, insert(client, *(Noop.new(partition_key=key) for key in "dmz")))
+        stage.open("g")
 
 
 def test_different_keys_with_equal_32_bit_hashes_run_side_by_side(
