@@ -13,7 +13,24 @@ import pytest
 from scripted import Scripted, State, raises
 from support import inbox, row
 
-from gendurable import FSM, Again, Await, Context, Done, Job, Next, Outcome, Retry, Snooze, Spawn, Status, Stop, step
+from gendurable import (
+    FSM,
+    Again,
+    Await,
+    Context,
+    Done,
+    Job,
+    NewInstance,
+    Next,
+    Outcome,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    Spawn,
+    Status,
+    Stop,
+    step,
+)
 from gendurable.db.connection import Connection
 from gendurable.testing import Harness
 
@@ -558,6 +575,52 @@ def test_spawn_parks_the_parent_and_inserts_the_children_in_one_commit(harness: 
         ("leaf", "perform", "runnable", {}, "leaves", 0, id, 1, 2),
     ]
     assert born[0][-1] >= timedelta(seconds=60)
+
+
+class Second(FSM[State], name="second", version=2, max_crashes=7):
+    @step
+    def start(self, ctx: Context[State]) -> Outcome[State]:
+        return Done()
+
+    @step
+    def middle(self, ctx: Context[State]) -> Outcome[State]:
+        return Done()
+
+
+def test_a_child_is_stored_as_if_it_had_been_inserted(harness: MakeHarness, conn: Connection):
+    # 2.2-2: its version too
+    def new(key: str) -> NewInstance:
+        return Second.new(
+            {"n": 1},
+            step="middle",
+            queue="seconds",
+            priority=3,
+            partition_key="p",
+            unique_key=key,
+            unique_scope=list(Status),
+            eligible_at=datetime(2100, 1, 1, tzinfo=UTC),
+            deadline=datetime(2101, 1, 1, tzinfo=UTC),
+            retry=RetryPolicy(max_attempts=3),
+        )
+
+    durable = harness(Scripted(start=Spawn([new("child")], "work")), Second)
+    parent, inserted = durable.insert(Scripted.new()), durable.insert(new("inserted"))
+    durable.drain()
+    ((child,),) = conn.execute("select id from gen_durable where parent_id = %s", [parent]).fetchall()
+    their_own = {
+        "id",
+        "unique_key",
+        "unique_guard",
+        "parent_id",
+        "child_round",
+        "child_index",
+        "inserted_at",
+        "updated_at",
+    }
+    as_inserted, as_child = ({**row(conn, id), **dict.fromkeys(their_own)} for id in (inserted, child))
+    assert as_child == as_inserted
+    assert (as_child["fsm_version"], as_child["partition_key"], as_child["max_crashes"]) == (2, "p", 7)
+    assert row(conn, child)["unique_guard"] == b"child"
 
 
 def test_the_parent_goes_on_once_every_child_has_ended_well_or_not(harness: MakeHarness, conn: Connection):
