@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from support import until
 
 from gendurable import Client
@@ -42,6 +43,15 @@ def insert(env: dict[str, str], *arguments: object) -> int:
     done = run("insert", *arguments, env=env)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
+
+
+def test_without_any_dsn_the_variables_of_libpq_say_where_the_database_is(dsn: str, environment: dict[str, str]):
+    del environment["GENDURABLE_DSN"]
+    names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "dbname": "PGDATABASE", "password": "PGPASSWORD"}
+    given = {names[word]: str(value) for word, value in conninfo_to_dict(dsn).items() if word in names}
+    assert insert(environment | given, "m") == 1
+    with Client(dsn) as client:
+        assert client.get(1).fsm == "m"
 
 
 # Start-up.
