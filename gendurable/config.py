@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 from attrs import Factory, asdict, fields, frozen
 
 from gendurable.core.duration import format_duration
+from gendurable.core.limiters import Limiters, RateLimit
 from gendurable.core.limits import Limits, show
 from gendurable.core.schedules import CATCH_UPS, Schedule, check_cron, check_timezone
 from gendurable.errors import ConfigError
@@ -39,7 +40,7 @@ from gendurable.readers import (
     read_text,
     read_truth,
 )
-from gendurable.tables import inside, tables
+from gendurable.tables import inside, read_concurrency_limits, read_rate_limits, tables
 
 FILE_NAME = "gendurable.toml"
 PREFIX = "GENDURABLE_"
@@ -73,7 +74,8 @@ class Config:
     # What a worker runs.
     fsms: tuple[str, ...] = ()
     queues: Mapping[str, int] = MappingProxyType({"default": 10})
-
+    rate_limits: Mapping[str, RateLimit] = MappingProxyType({})
+    concurrency_limits: Mapping[str, int] = MappingProxyType({})
     schedules: Mapping[str, Schedule] = MappingProxyType({})
 
     # How it runs it.
@@ -111,6 +113,11 @@ class Config:
     def lock_connection_limit(self) -> int:
         """How many partitioned steps may run at once: each needs a connection of its own."""
         return self.lock_connections or min(sum(self.queues.values()), MOST_LOCK_CONNECTIONS)
+
+    @property
+    def limiters(self) -> Limiters:
+        """The rate and concurrency limits, to be published."""
+        return Limiters(self.rate_limits, self.concurrency_limits)
 
     @property
     def http_address(self) -> tuple[str, int] | None:
@@ -228,7 +235,10 @@ _KEYS = (
     _key("lock_connections", number(1, MAX_QUEUE_SIZE)),
     _key("fsms", read_paths, "fsms", "worker.fsms"),
     _key("queues", read_queues, "queues", "worker.queues"),
-    _key("schedules", read_schedules, variables=()),  # a table of tables: for the file only
+    # Tables of tables: for the file only.
+    _key("rate_limits", read_rate_limits, variables=()),
+    _key("concurrency_limits", read_concurrency_limits, variables=()),
+    _key("schedules", read_schedules, variables=()),
     _worker_key("lease", read_positive),
     _worker_key("heartbeat", read_positive),
     _worker_key("poll", read_positive),
@@ -296,17 +306,19 @@ def _shown(key: _Key, value: Any, raw: Any = None) -> Any:
         return str(value)
     if isinstance(value, tuple):
         return list(value)
-    return {name: _shown_entry(each) for name, each in value.items()} if isinstance(value, Mapping) else value
+    return {name: _shown_entry(key, each) for name, each in value.items()} if isinstance(value, Mapping) else value
 
 
-def _shown_entry(value: Any) -> Any:
+def _shown_entry(key: _Key, value: Any) -> Any:
     """Return an entry of a table as JSON can say it; what was left out is left out."""
     if isinstance(value, Schedule):
         said = {
             name: each for name, each in asdict(value, recurse=False).items() if each is not None and name != "name"
         }
         return said | {"state": json.loads(json.dumps(value.state, default=str))}  # TOML has times of its own
-    return value
+    if isinstance(value, RateLimit):
+        return asdict(value) | {"period": format_duration(value.period)}
+    return {"limit": value} if key.read is read_concurrency_limits else value
 
 
 # The layers: setting -> (what was given, where).

@@ -112,6 +112,16 @@ class Claimed:
 
 
 @frozen
+class TokensCounted:
+    """A claim asked for `wanted` tokens of a rate limit; it got `granted`, and rows for `throttled` must wait."""
+
+    limit: str
+    wanted: int
+    granted: int
+    throttled: int
+
+
+@frozen
 class BatchCommitted:
     """One group commit; follows the events of what it wrote."""
 
@@ -297,6 +307,7 @@ Event: TypeAlias = (
     | OutcomeLate
     | StepCrashed
     | Claimed
+    | TokensCounted
     | BatchCommitted
     | OutcomeDeferred
     | PartitionContended

@@ -7,10 +7,12 @@ create table buckets (
   key text not null,
   tokens double precision not null default 0,
   refilled_at timestamp with time zone not null default now(),
-  promised_at timestamp with time zone,
+  held_by xid8,
   constraint buckets_pkey PRIMARY KEY (kind, key)
 );
-comment on column buckets.promised_at is 'until then the tokens to come are spoken for by throttled rows';
+comment on column buckets.tokens is 'rate: what was left at refilled_at';
+comment on column buckets.refilled_at is 'concurrency: when it was last looked at';
+comment on column buckets.held_by is 'the transaction that holds it, or held it last';
 
 create table gen_durable (
   id bigint not null generated always as identity,
@@ -82,15 +84,17 @@ comment on column gen_durable.fail_fast is 'the first child that fails opens the
 
 CREATE INDEX gen_durable_await_deadline ON gen_durable USING btree (await_deadline) WHERE (status = ANY (ARRAY['awaiting_signal'::durable_status, 'awaiting_children'::durable_status])) AND await_deadline IS NOT NULL;
 CREATE INDEX gen_durable_concurrency_active ON gen_durable USING btree (concurrency_limit) WHERE status = 'executing'::durable_status AND concurrency_limit IS NOT NULL;
-CREATE INDEX gen_durable_concurrency_head ON gen_durable USING btree (queue, concurrency_limit, priority, eligible_at, id) WHERE status = 'runnable'::durable_status AND concurrency_limit IS NOT NULL;
 CREATE INDEX gen_durable_deadline ON gen_durable USING btree (deadline) WHERE (status = ANY (ARRAY['runnable'::durable_status, 'executing'::durable_status, 'awaiting_signal'::durable_status, 'awaiting_children'::durable_status])) AND deadline IS NOT NULL;
+CREATE INDEX gen_durable_lane_head ON gen_durable USING btree (queue, COALESCE('p'::text || partition_key, 'c'::text || concurrency_limit, ''::text), priority, eligible_at, id) WHERE status = 'runnable'::durable_status AND (rate_limit IS NOT NULL OR concurrency_limit IS NOT NULL);
 CREATE INDEX gen_durable_lease ON gen_durable USING btree (lease_expires_at) WHERE status = 'executing'::durable_status;
 CREATE INDEX gen_durable_parent ON gen_durable USING btree (parent_id, child_round, child_index) WHERE parent_id IS NOT NULL;
 CREATE INDEX gen_durable_partition_active ON gen_durable USING btree (partition_key) WHERE status = 'executing'::durable_status AND partition_key IS NOT NULL;
 CREATE INDEX gen_durable_partition_head ON gen_durable USING btree (queue, partition_key, priority, eligible_at, id) WHERE status = 'runnable'::durable_status AND partition_key IS NOT NULL;
 CREATE INDEX gen_durable_pick ON gen_durable USING btree (queue, priority, eligible_at, id) WHERE status = 'runnable'::durable_status AND partition_key IS NULL AND rate_limit IS NULL AND concurrency_limit IS NULL;
 CREATE INDEX gen_durable_pick_keyed ON gen_durable USING btree (queue, priority, eligible_at, id) WHERE status = 'runnable'::durable_status AND partition_key IS NOT NULL;
-CREATE INDEX gen_durable_pick_limited ON gen_durable USING btree (queue, priority, eligible_at, id) WHERE status = 'runnable'::durable_status AND (rate_limit IS NOT NULL OR concurrency_limit IS NOT NULL);
+CREATE INDEX gen_durable_pick_limited ON gen_durable USING btree (queue, priority, eligible_at, id) WHERE status = 'runnable'::durable_status AND (rate_limit IS NOT NULL OR concurrency_limit IS NOT NULL) AND NOT throttled;
+CREATE INDEX gen_durable_promised ON gen_durable USING btree (rate_limit, eligible_at, id) WHERE status = 'runnable'::durable_status AND throttled;
+CREATE INDEX gen_durable_throttled ON gen_durable USING btree (queue, eligible_at, id) WHERE status = 'runnable'::durable_status AND throttled;
 CREATE UNIQUE INDEX gen_durable_unique ON gen_durable USING btree (unique_guard) WHERE unique_guard IS NOT NULL;
 
 create table limiters (

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gendurable.config import Config, Loaded, load
 from gendurable.core.duration import format_duration, parse_duration
+from gendurable.core.limiters import RateLimit
 from gendurable.core.limits import DEFAULT_LIMITS, Limits, apply_limits, check_name
 from gendurable.core.schedules import Schedule
 from gendurable.errors import ConfigError, InvalidInstance
@@ -89,6 +90,11 @@ FILE: dict[str, Any] = {
         },
         "hourly": {"cron": "0 * * * *", "fsm": "sweep"},
     },
+    "rate_limits": {
+        "stripe": {"allowed": 100, "period": "1m", "burst": 150},
+        "mail-out": {"allowed": 5, "period": "2s"},
+    },
+    "concurrency_limits": {"stripe": {"limit": 20}},
     "worker": {
         "lease": "90s",
         "heartbeat": "10s",
@@ -147,6 +153,11 @@ def test_a_file_can_say_everything():
             ),
             "hourly": Schedule(name="hourly", cron="0 * * * *", timezone="UTC", fsm="sweep", state={}),
         },
+        rate_limits={
+            "stripe": RateLimit(100, timedelta(minutes=1), 150),
+            "mail-out": RateLimit(5, timedelta(seconds=2), 5),
+        },
+        concurrency_limits={"stripe": 20},
         lease=timedelta(seconds=90),
         heartbeat=timedelta(seconds=10),
         poll=timedelta(milliseconds=500),
@@ -172,9 +183,47 @@ def test_a_file_can_say_everything():
     )
 
 
-def test_the_environment_can_say_everything_too():
-    file = {name: value for name, value in FILE.items() if name != "schedules"}  # tables of tables: the file's alone
-    said = {name: setting for name, setting in loaded(file=file).settings.items() if name != "schedules"}
+def test_limits_are_shown_as_they_are_written():
+    settings = loaded(file=FILE).settings
+    assert settings["concurrency_limits"].value == FILE["concurrency_limits"]
+    stripe, mail = FILE["rate_limits"].values()
+    assert settings["rate_limits"].value == {
+        "stripe": stripe | {"period": "60s"},
+        "mail-out": {**mail, "burst": 5},
+    }
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"rate_limits": 5}, "rate_limits: 5 is no table"),
+        ({"rate_limits": {"stripe": 5}}, "rate_limits: stripe: 5 is no table"),
+        ({"rate_limits": {"a b": {"allowed": 1, "period": "1s"}}}, "rate_limits: 'a b' is no limit's name"),
+        ({"rate_limits": {"a:b": {"allowed": 1, "period": "1s"}}}, "rate_limits: 'a:b' is no limit's name"),
+        ({"rate_limits": {"s": {"period": "1m"}}}, "rate_limits: s.allowed is missing: write allowed = …"),
+        ({"rate_limits": {"s": {"allowed": 1}}}, "rate_limits: s.period is missing"),
+        ({"rate_limits": {"s": {"allowed": 0, "period": "1m"}}}, "s.allowed: 0 is out of range"),
+        ({"rate_limits": {"s": {"allowed": 1, "period": 60}}}, "s.period: 60 has no unit"),
+        ({"rate_limits": {"s": {"allowed": 1, "period": "0s"}}}, "s.period: '0s' is not longer than nothing"),
+        ({"rate_limits": {"s": {"allowed": 1, "period": "400d"}}}, "s.period: '400d' is too long: give at most 366d"),
+        ({"rate_limits": {"s": {"allowed": 1, "period": "1m", "burst": 0}}}, "s.burst: 0 is out of range"),
+        ({"rate_limits": {"s": {"alowed": 1, "period": "1m"}}}, "s.alowed: no such setting; did you mean allowed?"),
+        ({"concurrency_limits": {"s": {"maximum": 1}}}, "s.maximum: no such setting; the settings are limit"),
+        ({"concurrency_limits": {"s": {}}}, "concurrency_limits: s.limit is missing: write limit = …"),
+        ({"concurrency_limit": {"s": {"limit": 1}}}, "did you mean concurrency_limits?"),
+    ],
+)
+def test_a_limit_that_can_be_none_is_refused_by_name(tables: dict[str, Any], words: str):
+    with pytest.raises(ConfigError) as refused:
+        loaded(file=tables)
+    assert words in str(refused.value)
+    assert "gendurable.toml" in str(refused.value)
+
+
+def test_the_environment_can_say_everything_too_but_tables_of_tables():
+    tables = {"rate_limits", "concurrency_limits", "schedules"}
+    file = {name: value for name, value in FILE.items() if name not in tables}
+    said = {name: setting for name, setting in loaded(file=file).settings.items() if name not in tables}
     special = {"embedded_home": "GENDURABLE_HOME", "embedded_bin": "GENDURABLE_PG_BIN"}
     env = {special.get(name, f"GENDURABLE_{name.upper()}"): as_text(setting.value) for name, setting in said.items()}
     found = loaded(env=env)

@@ -96,6 +96,16 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Claims", (Query(rate("gendurable_claims_total", "queue"), "{{queue}}"),), "ops"),
         Panel("Polls that found nothing", (Query(rate("gendurable_empty_polls_total", "queue"), "{{queue}}"),), "ops"),
     ],
+    "Limits": [
+        Panel("Tokens wanted", (Query(rate("gendurable_rate_limit_wanted_total", "limit"), "{{limit}}"),), "ops"),
+        Panel("Tokens granted", (Query(rate("gendurable_rate_limit_granted_total", "limit"), "{{limit}}"),), "ops"),
+        Panel(
+            "Tokens not there yet",
+            (Query(rate("gendurable_rate_limit_throttled_total", "limit"), "{{limit}}"),),
+            "ops",
+            about="Instances that must wait for them.",
+        ),
+    ],
     "Delay": [
         Panel(
             "Oldest due instance",

@@ -44,6 +44,8 @@ def dev(invocation: Invocation, /, port: int | None, reset: bool, until_idle: bo
         raise click.UsageError("dev brings its own server: use `gendurable worker` with --dsn")
     from gendurable import embedded
     from gendurable.db import migrate
+    from gendurable.db.connection import connect
+    from gendurable.db.limiting import publish
 
     config = invocation.config
     environ = dict(os.environ)
@@ -54,6 +56,8 @@ def dev(invocation: Invocation, /, port: int | None, reset: bool, until_idle: bo
         if reset:
             migrate.down(server.dsn, schema=config.schema)
         migrate.up(server.dsn, schema=config.schema)
+        with connect(server.dsn, schema=config.schema) as conn:
+            publish(conn, config.limiters)  # here, since processes that begin anew are told by flags alone
         machines = shlex.quote(",".join(plan.fsms))
         note(f"gendurable: in another terminal: export GENDURABLE_DSN='{server.dsn}' GENDURABLE_FSMS={machines}")
         if plan.fsms == (DEMO,):

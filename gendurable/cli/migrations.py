@@ -1,6 +1,7 @@
 """`gendurable migrate`: bring the schema forward and back, and show DBAs what would run."""
 
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +10,9 @@ from gendurable.cli.invocation import Invocation, pass_invocation
 from gendurable.cli.options import Group
 from gendurable.cli.output import confirm, echo, emit, facts
 from gendurable.cli.parameters import Duration, Role
+
+if TYPE_CHECKING:
+    from gendurable.config import Config
 
 
 @click.group(cls=Group)
@@ -38,6 +42,8 @@ def up(invocation: Invocation, /, to: int | None, lock_timeout: timedelta | None
         names = [step.name for step in db.migrations() if installed < step.version <= target]
     else:
         names = db.up(config.dsn, schema=config.schema, to=to, lock_timeout=lock_timeout)
+        if config.limiters and target == len(db.migrations()):
+            _publish(config)
     if invocation.json:
         emit({"applied": [] if dry_run else names, "pending": names if dry_run else []})
     elif names:
@@ -106,6 +112,15 @@ def sql(invocation: Invocation, /, to: int | None, start: int | None, backwards:
     if (first < last) if backwards else (first > last):
         raise click.UsageError(f"There is no way from version {first} to {last} in that direction")
     echo(db.script(invocation.config.schema, first, last, grants=grants))
+
+
+def _publish(config: "Config") -> None:
+    """Make the limits of the configuration known, so that clients are told of a misspelt one before a worker runs."""
+    from gendurable.cli.database import database
+    from gendurable.db.limiting import publish
+
+    with database(config).connect("gendurable cli") as conn:
+        publish(conn, config.limiters)
 
 
 def _check_version(given: int | None, default: int | None = None) -> int:

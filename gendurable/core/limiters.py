@@ -1,7 +1,14 @@
-"""Names of rate and concurrency limits as rows carry them: "stripe", or "stripe:acme" for the tenant acme."""
+"""Rate and concurrency limits: what defines one, and its name as rows carry it.
+
+A row says "stripe", or "stripe:acme" for the tenant acme, who has a share of his own.
+"""
 
 import re
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import TypeAlias
+
+from attrs import Factory, frozen
 
 from gendurable.core.limits import check_key, show
 from gendurable.errors import InvalidInstance
@@ -47,3 +54,43 @@ def check_weight(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
         raise InvalidInstance(f"weight: {show(value)} is no number of tokens: give a whole number from 1")
     return value
+
+
+@frozen
+class RateLimit:
+    """So many tokens per period; a bucket holds `burst` of them at most."""
+
+    allowed: int
+    period: timedelta
+    burst: int
+
+
+@frozen
+class Limiters:
+    """The limits that are known, by their names."""
+
+    rates: Mapping[str, RateLimit] = Factory(dict)
+    places: Mapping[str, int] = Factory(dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.rates or self.places)
+
+    def check(self, rate_limit: str | None, weight: int, concurrency_limit: str | None) -> None:
+        """Refuse what no claim could ever serve, by InvalidInstance: a limit that is not known, or too much weight."""
+        if rate_limit is not None:
+            rate = self.rates.get(limit_name(rate_limit))
+            if rate is None:
+                raise InvalidInstance(_unknown("rate_limit", rate_limit, "rate_limits", self.rates))
+            if weight > rate.burst:
+                raise InvalidInstance(
+                    f"weight: {weight} is more than rate limit {limit_name(rate_limit)!r} ever holds, {rate.burst}: "
+                    "lower the weight or raise its burst"
+                )
+        if concurrency_limit is not None and limit_name(concurrency_limit) not in self.places:
+            raise InvalidInstance(_unknown("concurrency_limit", concurrency_limit, "concurrency_limits", self.places))
+
+
+def _unknown(field: str, key: str, table: str, known: Mapping[str, object]) -> str:
+    name = limit_name(key)
+    names = f"the known ones are {', '.join(sorted(known))}" if known else "none is known"
+    return f"{field}: there is no limit {name!r}: {names}; define it as [{table}.{name}] in the workers' configuration"

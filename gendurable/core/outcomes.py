@@ -7,6 +7,7 @@ from attrs import field, frozen
 
 from gendurable.core.duration import Duration
 from gendurable.core.instance import NewInstance
+from gendurable.core.limiters import LimitName
 from gendurable.core.target import Target
 
 if TYPE_CHECKING:
@@ -17,11 +18,18 @@ S = TypeVar("S")
 
 @frozen
 class Next(Generic[S]):
-    """Go on at another step, after `delay`."""
+    """Go on at another step, after `delay`.
+
+    Each execution of that step takes `weight` tokens of `rate_limit` and counts towards `concurrency_limit`: the name
+    of a limit, or a pair of name and tenant.
+    """
 
     to: Target[S]
     state: S | None = None
     delay: Duration = field(default=0, kw_only=True)
+    rate_limit: LimitName | None = field(default=None, kw_only=True)
+    weight: int = field(default=1, kw_only=True)
+    concurrency_limit: LimitName | None = field(default=None, kw_only=True)
 
 
 @frozen

@@ -13,6 +13,7 @@ from gendurable.core.codec import encode_object
 from gendurable.core.duration import ZERO, to_timedelta
 from gendurable.core.fsm import FSM, Definition, definition
 from gendurable.core.instance import NewInstance
+from gendurable.core.limiters import Limiters, check_limit, check_weight
 from gendurable.core.limits import check_name, error_text, show
 from gendurable.core.status import Status
 from gendurable.errors import BadOutcome, GenDurableError, InvalidInstance, InvalidState, Snooze, describe
@@ -32,6 +33,9 @@ class Advance:
     delay: timedelta
     consumed: tuple[int, ...]
     error: str | None = None
+    rate_limit: str | None = None
+    weight: int = 1
+    concurrency_limit: str | None = None
 
     kind = "next"
 
@@ -135,11 +139,11 @@ Transition: TypeAlias = Advance | CarryOn | Repeat | Park | SpawnChildren | Fini
 
 
 def transition(  # noqa: PLR0911  one for each outcome
-    claim: Claim, outcome: object, state: object, machine: FSM[Any]
+    claim: Claim, outcome: object, state: object, machine: FSM[Any], limiters: Limiters | None = None
 ) -> Transition:
     """Turn an outcome of this claim into the row's change; `state` stands in where the outcome has none.
 
-    BadOutcome or Unstorable if the outcome is malformed or cannot be stored.
+    BadOutcome or Unstorable if the outcome is malformed or cannot be stored. Limits are checked against `limiters`.
     """
     mine = definition(type(machine))
 
@@ -149,7 +153,8 @@ def transition(  # noqa: PLR0911  one for each outcome
     shown = tuple([signal.id for signal in claim.awaited])
     match outcome:
         case outcomes.Next(to=to, state=given, delay=delay):
-            return Advance(claim.id, claim.fence, target(to), _state(mine, given, state), _delay(delay), shown)
+            change = Advance(claim.id, claim.fence, target(to), _state(mine, given, state), _delay(delay), shown)
+            return _limited(change, outcome, limiters)
         case outcomes.Retry(state=given, delay=delay) | outcomes.Again(state=given, delay=delay):
             attempts = 1 if isinstance(outcome, outcomes.Retry) else 0
             return Repeat(claim.id, claim.fence, _state(mine, given, state), _delay(delay), attempts)
@@ -164,7 +169,7 @@ def transition(  # noqa: PLR0911  one for each outcome
                 claim.fence,
                 target(then),
                 _state(mine, given, state),
-                _children(children),
+                _children(children, limiters),
                 shown,
                 _timeout(timeout),
                 _is_fail_fast(on_failure),
@@ -189,6 +194,7 @@ def keep_claim(claim: Claim, change: Transition, machine: FSM[Any]) -> Transitio
     """Let an inline machine go on to its next step on the claim it has, where nothing must be looked up for it.
 
     What a step is shown of inbox and children comes with a claim, and a partition key's lock ends with its step.
+    So does what it counts towards a limit.
     """
     if (
         not isinstance(change, Advance)
@@ -198,6 +204,9 @@ def keep_claim(claim: Claim, change: Transition, machine: FSM[Any]) -> Transitio
         or claim.has_signals
         or claim.spawn_round
         or claim.partition_key is not None
+        or claim.limited
+        or change.rate_limit is not None
+        or change.concurrency_limit is not None
     ):
         return change
     return CarryOn(change.id, change.fence, change.step, change.state, change.error)
@@ -282,10 +291,25 @@ def _names(given: object) -> list[str]:
     return list(names)
 
 
-def _children(given: object) -> tuple[NewInstance, ...]:
+def _limited(change: Advance, given: outcomes.Next[Any], limiters: Limiters | None) -> Advance:
+    """Add the limits that the next step is under."""
+    if given.rate_limit is None and given.concurrency_limit is None and given.weight == 1:
+        return change
+    try:
+        rate = None if given.rate_limit is None else check_limit("rate_limit", given.rate_limit)
+        gate = None if given.concurrency_limit is None else check_limit("concurrency_limit", given.concurrency_limit)
+        weight = check_weight(given.weight)
+        if limiters is not None:
+            limiters.check(rate, weight, gate)
+    except InvalidInstance as error:
+        raise BadOutcome(str(error)) from None
+    return evolve(change, rate_limit=rate, weight=weight, concurrency_limit=gate)
+
+
+def _children(given: object, limiters: Limiters | None) -> tuple[NewInstance, ...]:
     if not isinstance(given, Iterable):
         raise BadOutcome(f"Spawn children {show(given)} are no collection")
-    children = tuple(_child(place, child) for place, child in enumerate(given))
+    children = tuple(_child(place, child, limiters) for place, child in enumerate(given))
     size = sum(len(child.state) for child in children)
     if size > SPAWN_CHARACTERS:
         raise BadOutcome(
@@ -301,10 +325,12 @@ def _is_fail_fast(given: object) -> bool:
     return given == "fail_fast"
 
 
-def _child(place: int, child: object) -> NewInstance:
-    if isinstance(child, NewInstance):
-        return child
+def _child(place: int, child: object, limiters: Limiters | None) -> NewInstance:
     try:
+        if isinstance(child, NewInstance):
+            if limiters is not None:
+                limiters.check(child.rate_limit, child.weight, child.concurrency_limit)
+            return child
         if isinstance(child, type) and issubclass(child, FSM):
             return child.new()
     except GenDurableError as error:

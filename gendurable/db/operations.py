@@ -20,7 +20,8 @@ from gendurable.db import store
 from gendurable.db.connection import Connection, one_commit, pipeline, set_locally
 from gendurable.db.endings import cancel_idle
 from gendurable.db.faults import is_locked
-from gendurable.db.rows import Delivery, Ended, Woken
+from gendurable.db.limiting import check_limits
+from gendurable.db.rows import Delivery, Ended, FoundLimited, Tokens, Woken
 from gendurable.errors import (
     DuplicateInstance,
     InboxFull,
@@ -36,6 +37,8 @@ from gendurable.notices import BOARD
 INSERT_BYTES = 64 * 1024 * 1024
 # What a row costs besides its state: a statement must also end well before its timeout.
 ROW_BYTES = 4096
+# How many limited instances are looked at together: those that are throttled must be put off quickly, even if many are.
+LIMITED_WINDOW = 500
 
 
 def claim_batch(
@@ -66,6 +69,88 @@ def claim_batch(
     claims = (
         store.claim(conn, **which, avoid=avoid, beyond=beyond) if keyed else store.claim_plain(conn, **which)
     ).all()
+    return _loaded(conn, claims, ahead)
+
+
+@frozen
+class LimitedLook:
+    """A look for instances with limits: what was claimed, and what became of the tokens asked for.
+
+    `more`: the next look may find more at once. `contended`: others held some of the buckets, but not for long.
+    `blocked`: some are due whose limits are used up. `next_token`: in so many seconds the next of those that wait for
+    tokens is due.
+    """
+
+    claims: list[Claim]
+    tokens: list[Tokens]
+    more: bool = False
+    contended: bool = False
+    blocked: bool = False
+    next_token: float | None = None
+
+
+def claim_limited(
+    conn: Connection,
+    *,
+    queue: str,
+    machines: Sequence[str],
+    worker: str,
+    limit: int,
+    lease: timedelta,
+    keyed: bool = True,
+    avoid: Sequence[str] = (),
+    ahead: timedelta = ZERO,
+) -> LimitedLook:
+    """Claim due instances that have limits. None due: one statement.
+
+    Their buckets are held in a transaction of one round trip: a client that is stopped in the midst holds up nobody.
+    """
+    rows = store.find_limited(
+        conn,
+        queue=queue,
+        machines=machines,
+        limit=limit,
+        window=LIMITED_WINDOW,
+        keyed=keyed,
+        avoid=avoid,
+        ahead=ahead,
+    ).all()
+    due, next_token = rows[0].due, rows[0].next_token
+    found = [row for row in rows if row.id is not None]
+    room = sum(bool(row.in_turn) for row in found)
+    if not room:  # the others are due before these, or all are blocked
+        return LimitedLook([], [], blocked=due > 0, next_token=next_token)
+    if missing := _buckets_of(row for row in found if not row.has_buckets):
+        store.open_buckets(conn, missing).all()
+    ids, buckets = [row.id for row in found if row.id is not None], _buckets_of(found)
+    with one_commit(conn):
+        held = store.hold_buckets(conn, buckets, ahead=ahead)
+        claimed = store.claim_limited(conn, ids, buckets, worker=worker, limit=room, lease=lease, ahead=ahead)
+        counted = store.count_tokens(conn, ids)
+    claims, tokens = claimed.all(), counted.all()
+    throttled = any(each.throttled for each in tokens)
+    return LimitedLook(
+        _loaded(conn, claims, ahead),
+        tokens,
+        more=throttled or (bool(claims) and due >= LIMITED_WINDOW),
+        contended=len(held.all()) < len(buckets),
+        blocked=len(claims) < due,
+        next_token=next_token,
+    )
+
+
+def _buckets_of(found: Iterable[FoundLimited]) -> list[store.Bucket]:
+    buckets: set[store.Bucket] = set()
+    for row in found:
+        if row.rate_limit is not None:
+            buckets.add(("rate", row.rate_limit))
+        if row.concurrency_limit is not None:
+            buckets.add(("concurrency", row.concurrency_limit))
+    return sorted(buckets)
+
+
+def _loaded(conn: Connection, claims: list[Claim], ahead: timedelta) -> list[Claim]:
+    """Return claims with what their steps will see of inbox and children."""
     signalled = [claim.id for claim in claims if claim.has_signals]
     parents = [claim.id for claim in claims if claim.spawn_round]
     if not signalled and not parents:
@@ -199,7 +284,7 @@ def _write(conn: Connection, kinds: Mapping[type, list[Any]], ahead: timedelta) 
     if parks := kinds.get(Park):
         answers += store.park(conn, parks, ahead=ahead), store.recheck_parked(conn, parks, ahead=ahead)
     if interrupted := kinds.get(GiveBack):
-        answers.append(store.release(conn, interrupted))
+        answers.append(store.release(conn, interrupted, started=True))
     # Ends last: they lock parents, and whoever holds a parent then waits for nothing but another parent.
     if ends := kinds.get(Finish):
         answers.append(store.finish(conn, ends, ahead=ahead))
@@ -208,7 +293,8 @@ def _write(conn: Connection, kinds: Mapping[type, list[Any]], ahead: timedelta) 
 
 def insert_instance(conn: Connection, new: NewInstance, *, ahead: timedelta = ZERO) -> int:
     """Insert one instance; DuplicateInstance if its unique key is occupied."""
-    inserted = store.insert(conn, [_check_new(new)], ahead=ahead).one()
+    check_limits(conn, [_check_new(new)])
+    inserted = store.insert(conn, [new], ahead=ahead).one()
     if inserted is not None:
         return inserted
     key = new.unique_key or b""
@@ -217,7 +303,9 @@ def insert_instance(conn: Connection, new: NewInstance, *, ahead: timedelta = ZE
 
 def insert_instances(conn: Connection, instances: Iterable[NewInstance], *, ahead: timedelta = ZERO) -> list[int]:
     """Insert many instances, all or none; one whose unique key is occupied is skipped."""
-    chunks = _chunks(check_instances(instances))
+    checked = check_instances(instances)
+    check_limits(conn, checked)
+    chunks = _chunks(checked)
     if len(chunks) == 1:
         return store.insert(conn, chunks[0], ahead=ahead).all()
     with conn.transaction():  # the caller's own may be open: then this is a savepoint

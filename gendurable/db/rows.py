@@ -1,6 +1,6 @@
 """What the answers of statements are read into, where core has no word for it."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from attrs import frozen
 
@@ -158,3 +158,39 @@ class Examination:
     clock: datetime
     never_vacuumed: list[str]
     connections: int
+
+
+@frozen
+class LimiterRow:
+    """A limit that was published."""
+
+    kind: str
+    name: str
+    allowed: int
+    period: timedelta | None
+    burst: int | None
+
+
+@frozen
+class FoundLimited:
+    """A limited instance that is due; without an id, only what is to be said of them all.
+
+    `due` is how many were seen, `next_token` in how many seconds the next of those that wait for tokens is due.
+    """
+
+    due: int
+    next_token: float | None
+    id: int | None
+    rate_limit: str | None
+    concurrency_limit: str | None
+    in_turn: bool | None
+    has_buckets: bool | None
+
+
+@frozen
+class Tokens:
+    """What became of the tokens of one rate limit that were asked for."""
+
+    name: str
+    granted: int
+    throttled: int

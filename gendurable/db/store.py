@@ -7,7 +7,7 @@ Each returns `Rows`, read when asked: inside a pipeline nothing waits for an ans
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import psycopg
 from psycopg.rows import args_row, scalar_row
@@ -15,6 +15,7 @@ from psycopg.rows import args_row, scalar_row
 from gendurable.core.claim import Claim, Fenced, StoredChild, StoredSignal
 from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
+from gendurable.core.limiters import Limiters
 from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren
 from gendurable.db.arrays import binaries, integers, intervals, sparse, texts
 from gendurable.db.connection import Connection, needs_transaction, one_commit
@@ -24,13 +25,16 @@ from gendurable.db.rows import (
     Due,
     Ended,
     Examination,
+    FoundLimited,
     Held,
+    LimiterRow,
     Lost,
     Overdue,
     Reaped,
     ScheduleRow,
     ServerFacts,
     Standing,
+    Tokens,
     Unserved,
     Woken,
     WorkerRow,
@@ -38,6 +42,9 @@ from gendurable.db.rows import (
 from gendurable.db.statements import statement
 
 T = TypeVar("T")
+
+# A limit's kind, "rate" or "concurrency", and the key that rows carry.
+Bucket: TypeAlias = tuple[str, str]
 
 # Our own part of the space of advisory locks, which a whole database shares ("gendurab" in ASCII).
 LOCK_CLASS = 0x67656E6475726162
@@ -120,6 +127,71 @@ def claim_plain(
     )
 
 
+def find_limited(
+    conn: Connection,
+    *,
+    queue: str,
+    machines: Sequence[str],
+    limit: int,
+    window: int,
+    keyed: bool = True,
+    avoid: Sequence[str] = (),
+    ahead: timedelta = ZERO,
+) -> Rows[FoundLimited]:
+    """Look for due instances with limits, `window` of them at most; `limit` is how many there is room for."""
+    return _rows(
+        conn,
+        FoundLimited,
+        "find_limited",
+        queue=queue,
+        machines=list(machines),
+        limit=limit,
+        window=window,
+        keyed=keyed,
+        avoid=list(avoid),
+        ahead=ahead,
+    )
+
+
+def open_buckets(conn: Connection, buckets: Sequence[Bucket]) -> Rows[str]:
+    """Make buckets that are missing."""
+    return _scalars(conn, "open_buckets", **_buckets(buckets))
+
+
+def hold_buckets(conn: Connection, buckets: Sequence[Bucket], *, ahead: timedelta = ZERO) -> Rows[str]:
+    """Hold buckets until the transaction ends, as far as nobody else does."""
+    return _scalars(conn, "hold_buckets", **_buckets(buckets), ahead=ahead)
+
+
+def claim_limited(
+    conn: Connection,
+    ids: Sequence[int],
+    buckets: Sequence[Bucket],
+    *,
+    worker: str,
+    limit: int,
+    lease: timedelta,
+    ahead: timedelta = ZERO,
+) -> Rows[Claim]:
+    """Lease up to `limit` of these instances, as far as their buckets allow; `hold_buckets` must come before."""
+    return _rows(
+        conn,
+        Claim,
+        "claim_limited",
+        ids=integers(ids),
+        **_buckets(buckets),
+        worker=worker,
+        limit=limit,
+        lease=lease,
+        ahead=ahead,
+    )
+
+
+def count_tokens(conn: Connection, ids: Sequence[int]) -> Rows[Tokens]:
+    """Say what `claim_limited` did in this transaction, by rate limit."""
+    return _rows(conn, Tokens, "count_tokens", ids=integers(ids))
+
+
 def load_signals(conn: Connection, *, ids: Sequence[int]) -> Rows[StoredSignal]:
     """Read the inboxes of some instances."""
     return _rows(conn, StoredSignal, "load_signals", ids=integers(ids))
@@ -147,9 +219,9 @@ def find_lost(conn: Connection, claims: Sequence[Fenced]) -> Rows[Lost]:
     return _rows(conn, Lost, "find_lost", **_fences(claims))
 
 
-def release(conn: Connection, claims: Sequence[Fenced]) -> Rows[int]:
-    """Hand back claims whose step never started, or was interrupted."""
-    return _scalars(conn, "release", **_fences(claims))
+def release(conn: Connection, claims: Sequence[Fenced], *, started: bool = False) -> Rows[int]:
+    """Hand back claims as they were; tokens taken for them too, unless their steps have `started`."""
+    return _scalars(conn, "release", **_fences(claims), started=started)
 
 
 # Outcomes. All of a batch in one transaction that opens with lock_claims.
@@ -171,6 +243,7 @@ def advance(conn: Connection, changes: Sequence[Advance], *, ahead: timedelta = 
         delays=intervals([change.delay for change in changes]),
         errors=texts([change.error for change in changes]),
         consumed=integers([signal for change in changes for signal in change.consumed]),
+        **_limits(changes),
         ahead=ahead,
     )
 
@@ -302,6 +375,16 @@ def find_overdue(conn: Connection, *, limit: int, ahead: timedelta = ZERO) -> Ro
     return _rows(conn, Overdue, "find_overdue", limit=limit, ahead=ahead)
 
 
+def hasten_throttled(conn: Connection, *, limit: int, ahead: timedelta = ZERO) -> Rows[str]:
+    """Let instances wait for tokens no longer than they must, up to `limit` of each bucket; returns their queues."""
+    return _scalars(conn, "hasten_throttled", limit=limit, ahead=ahead)
+
+
+def drop_buckets(conn: Connection, *, limit: int) -> Rows[str]:
+    """Delete buckets that have been full for long."""
+    return _scalars(conn, "drop_buckets", limit=limit)
+
+
 def gc(conn: Connection, *, older_than: timedelta, after: int, limit: int, ahead: timedelta = ZERO) -> Rows[int]:
     """Delete up to `limit` instances above id `after` that ended longer ago than `older_than`."""
     return _scalars(conn, "gc", older_than=older_than, after=after, limit=limit, ahead=ahead)
@@ -394,6 +477,25 @@ def leave(conn: Connection, *, worker: str) -> Rows[str]:
 def has_work(conn: Connection, *, queues: Sequence[str], machines: Sequence[str], keyed: bool) -> Rows[bool]:
     """Tell whether anything is due or running that these machines could run; with a partition key only if `keyed`."""
     return _scalars(conn, "has_work", queues=list(queues), machines=list(machines), keyed=keyed)
+
+
+def publish_limiters(conn: Connection, limiters: Limiters) -> Rows[str]:
+    """Make limits known; the names of those that are new or changed come back."""
+    rates, places = list(limiters.rates.items()), list(limiters.places.items())
+    return _scalars(
+        conn,
+        "publish_limiters",
+        kinds=texts(["rate" for _ in rates] + ["concurrency" for _ in places]),
+        names=texts([name for name, _ in [*rates, *places]]),
+        allowed=integers([rate.allowed for _, rate in rates] + [allowed for _, allowed in places]),
+        periods=intervals([rate.period for _, rate in rates]),
+        bursts=integers([rate.burst for _, rate in rates]),
+    )
+
+
+def list_limiters(conn: Connection) -> Rows[LimiterRow]:
+    """Read the limits that have been published."""
+    return _rows(conn, LimiterRow, "list_limiters")
 
 
 def server_facts(conn: Connection) -> Rows[ServerFacts]:
@@ -598,6 +700,18 @@ def _fences(claims: Sequence[Fenced]) -> dict[str, str]:
     return {"ids": integers([claim.id for claim in claims]), "fences": integers([claim.fence for claim in claims])}
 
 
+def _buckets(buckets: Sequence[Bucket]) -> dict[str, str]:
+    return {"kinds": texts([kind for kind, _ in buckets]), "keys": texts([key for _, key in buckets])}
+
+
+def _limits(limited: Sequence[NewInstance] | Sequence[Advance]) -> dict[str, str]:
+    return {
+        "rate_limits": sparse(texts, [each.rate_limit for each in limited]),
+        "weights": sparse(integers, [each.weight if each.rate_limit else None for each in limited]),
+        "concurrency_limits": sparse(texts, [each.concurrency_limit for each in limited]),
+    }
+
+
 def _columns(instances: Sequence[NewInstance]) -> dict[str, Any]:
     """Turn instances into one array per column: a fixed number of parameters, however many rows."""
     return {
@@ -621,9 +735,7 @@ def _rare_columns(instances: Sequence[NewInstance]) -> dict[str, Any]:
     """What few instances have; `unnest` fills up an array that is too short with nulls, so none costs nothing."""
     deadlines = [new.deadline for new in instances]
     return {
-        "rate_limits": sparse(texts, [new.rate_limit for new in instances]),
-        "weights": sparse(integers, [new.weight if new.rate_limit else None for new in instances]),
-        "concurrency_limits": sparse(texts, [new.concurrency_limit for new in instances]),
+        **_limits(instances),
         "deadlines": sparse(list, [each if isinstance(each, datetime) else None for each in deadlines]),
         "lifetimes": sparse(intervals, [each if isinstance(each, timedelta) else None for each in deadlines]),
         "retries": sparse(texts, [new.retry for new in instances]),

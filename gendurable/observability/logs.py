@@ -41,6 +41,7 @@ LEVELS: dict[type[Event], Level] = {
     events.OutcomeLate: "warning",
     events.StepCrashed: "error",
     events.Claimed: "debug",
+    events.TokensCounted: "debug",
     events.BatchCommitted: "debug",
     events.OutcomeDeferred: "debug",
     events.PartitionContended: "debug",

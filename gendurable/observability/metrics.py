@@ -72,6 +72,18 @@ METRICS = (
         _STATEMENT_BUCKETS,
     ),
     Description(
+        "gendurable_rate_limit_wanted_total", "counter", ("limit",), "Tokens of a rate limit that claims asked for."
+    ),
+    Description(
+        "gendurable_rate_limit_granted_total", "counter", ("limit",), "Tokens of a rate limit taken by claims."
+    ),
+    Description(
+        "gendurable_rate_limit_throttled_total",
+        "counter",
+        ("limit",),
+        "Tokens of a rate limit that were asked for and not there yet.",
+    ),
+    Description(
         "gendurable_stale_outcomes_total",
         "counter",
         ("queue", "fsm"),
@@ -160,6 +172,9 @@ class Metrics:
         self._claims = make.counter("gendurable_claims_total")
         self._empty_polls = make.counter("gendurable_empty_polls_total")
         self._claim_duration = make.histogram("gendurable_claim_duration_seconds")
+        self._tokens = {
+            what: make.counter(f"gendurable_rate_limit_{what}_total") for what in ("wanted", "granted", "throttled")
+        }
         self._stale = make.counter("gendurable_stale_outcomes_total")
         self._late = make.counter("gendurable_late_outcomes_total")
         self._contended = make.counter("gendurable_partition_contended_total")
@@ -188,6 +203,7 @@ class Metrics:
             events.StepFailed: lambda e: self._step_errors.labels(e.queue, e.fsm, e.step, e.kind).inc(),
             events.BatchCommitted: self._batch_committed,
             events.Claimed: self._claimed,
+            events.TokensCounted: self._tokens_counted,
             events.OutcomeStale: lambda e: self._stale.labels(e.queue, e.fsm).inc(),
             events.OutcomeLate: lambda e: self._late.labels(e.queue, e.fsm).inc(),
             events.PartitionContended: lambda e: self._contended.labels(e.queue).inc(),
@@ -271,6 +287,10 @@ class Metrics:
         start_delay = self._start_delay.labels(event.queue)
         for delay in event.delays:
             start_delay.observe(delay)
+
+    def _tokens_counted(self, event: events.TokensCounted) -> None:
+        for what, counter in self._tokens.items():
+            counter.labels(event.limit).inc(getattr(event, what))
 
     def _heartbeat_sent(self, _event: events.HeartbeatSent) -> None:
         self._last_beat = monotonic()

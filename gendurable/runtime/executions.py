@@ -8,8 +8,10 @@ from time import monotonic
 
 from gendurable.core.claim import Claim
 from gendurable.core.context import Flag
+from gendurable.core.limiters import Limiters
 from gendurable.db.rows import Lost
 from gendurable.runtime.chunk import Chunk
+from gendurable.runtime.known import KnownLimits
 from gendurable.runtime.loop import Wires
 
 LONGEST_LOOK = 3600.0
@@ -54,9 +56,10 @@ class Execution:
     deadline: datetime | None = None
     due: float = inf
 
-    def __init__(self, claim: Claim, shutting_down: Flag) -> None:
+    def __init__(self, claim: Claim, shutting_down: Flag, limiters: Limiters | None) -> None:
         """Begin to run a claim."""
         self.claim = claim
+        self.limiters = limiters
         self.key = (claim.id, claim.fence)
         self.shutting_down = shutting_down
         self.cancelled = LateEvent()
@@ -69,9 +72,10 @@ class Executions:
     that found that its time was up.
     """
 
-    def __init__(self, shutting_down: Flag) -> None:
-        """Let every step see when the worker wants to end."""
+    def __init__(self, shutting_down: Flag, limits: KnownLimits | None = None) -> None:
+        """Let every step see when the worker wants to end; judge the limits that it names by those known."""
         self._shutting_down = shutting_down
+        self._limits = limits
         self._running: dict[tuple[int, int], Execution] = {}
         self._changed = threading.Condition()
         self._next_look = inf
@@ -79,7 +83,8 @@ class Executions:
 
     def begin(self, claim: Claim, timeout: timedelta | None = None, chunk: Chunk | None = None) -> Execution:
         """Watch a step from now on."""
-        execution = Execution(claim, self._shutting_down)
+        limiters = None if self._limits is None else self._limits.current
+        execution = Execution(claim, self._shutting_down, limiters)
         if chunk is not None:
             execution.chunk = chunk
         if timeout is None:

@@ -10,6 +10,7 @@ from gendurable.core.claim import Claim, StoredChild, StoredSignal
 from gendurable.core.codec import decode_readable, decode_value
 from gendurable.core.context import NEVER, Child, Context, Flag, Signal
 from gendurable.core.fsm import FSM, Step, definition, state_check
+from gendurable.core.limiters import Limiters
 from gendurable.core.policy import read_policy
 from gendurable.core.status import Status
 from gendurable.core.transition import GiveBack, Transition, snoozed, stop, transition, with_error
@@ -39,6 +40,10 @@ class Surroundings(Protocol):
     def shutting_down(self) -> Flag:
         """Whether the worker wants to end."""
 
+    @property
+    def limiters(self) -> Limiters | None:
+        """The limits that an outcome may name; None where that cannot be judged."""
+
 
 @frozen
 class Calm:
@@ -47,6 +52,7 @@ class Calm:
     deadline: datetime | None = None
     cancelled: Flag = NEVER
     shutting_down: Flag = NEVER
+    limiters: Limiters | None = None
 
 
 CALM = Calm()
@@ -68,7 +74,7 @@ def execute(claim: Claim, machine: FSM[Any], report: Report = _ignore, run: Surr
     try:
         outcome = step.function(machine, ctx)
         kind = "bad_outcome"
-        return _judged(claim, machine, outcome, ctx)
+        return _judged(claim, machine, outcome, ctx, run)
     except Snooze as snooze:
         return _put_off(claim, machine, snooze, report, run)
     except Exception as error:  # noqa: BLE001  the step's error, whatever it is, is for its handler
@@ -96,8 +102,8 @@ def _find_step(claim: Claim, machine: FSM[Any]) -> Step[Any, Any]:
     return step
 
 
-def _judged(claim: Claim, machine: FSM[Any], outcome: object, ctx: Context[Any]) -> Transition:
-    change = transition(claim, outcome, ctx.state, machine)
+def _judged(claim: Claim, machine: FSM[Any], outcome: object, ctx: Context[Any], run: Surroundings) -> Transition:
+    change = transition(claim, outcome, ctx.state, machine, run.limiters)
     if isinstance(change, GiveBack) and not ctx.shutting_down.is_set():
         raise BadOutcome(
             f"step {claim.step!r} returned Interrupted, but nothing interrupts it: return it only while "
@@ -119,7 +125,7 @@ def _handled(claim: Claim, machine: FSM[Any], error: Exception, report: Report, 
         # Decoded afresh: what the failed step did to its state, the handler must not see.
         ctx = _bare_context(claim, machine, run)
         outcome = machine.handle(error, ctx)
-        return with_error(claim, _judged(claim, machine, outcome, ctx), error)
+        return with_error(claim, _judged(claim, machine, outcome, ctx, run), error)
     except Exception as second:  # noqa: BLE001  nobody is left to ask
         report("handler", second)
         return stop(claim, second)

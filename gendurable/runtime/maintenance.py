@@ -1,4 +1,4 @@
-"""Maintenance: leases, deadlines, schedules, and old rows where retention is asked for; one loop, one connection."""
+"""Maintenance: leases, deadlines, schedules, limits, and old rows where retention is asked for; one connection."""
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -8,10 +8,14 @@ from attrs import frozen
 
 from gendurable.db.connection import Connection
 from gendurable.events import AwaitsTimedOut, DeadlineExceeded, GarbageCollected, LeaseReaped
+from gendurable.runtime.known import KnownLimits
 from gendurable.runtime.loop import Loop, Wires, jittered
 from gendurable.runtime.scheduling import Scheduler
 from gendurable.runtime.session import Session
-from gendurable.runtime.sweeping import collect_garbage, end_late, reap_expired, wake_overdue
+from gendurable.runtime.sweeping import collect_garbage, end_late, keep_promises, reap_expired, wake_overdue
+
+# How soon a limit that another worker has published is known here, in seconds.
+LIMITS_REFRESH = 5.0
 
 
 @frozen(kw_only=True)
@@ -37,16 +41,19 @@ class Maintenance(Loop):
         session: Session,
         wires: Wires,
         *,
+        limits: KnownLimits,
         on_due: Callable[[frozenset[str]], None],
         also: Callable[[], None],
         scheduler: Scheduler,
     ) -> None:
-        """Tell `on_due` the queues in which rows became due; do `also` at every round."""
+        """Keep `limits` up to date; tell `on_due` the queues in which rows became due; do `also` at every round."""
         super().__init__("maintenance", session, wires)
         self._settings = settings
         self._on_due = on_due
         self._also = also
         self._scheduler = scheduler
+        self._limits = limits
+        self._next_refresh = monotonic()
         self._next_reap = monotonic()
         self._next_gc = monotonic() + jittered(settings.gc_interval)
         self._collecting: Iterator[int] | None = None
@@ -59,10 +66,15 @@ class Maintenance(Loop):
             self._collecting = None  # it knows a connection that is gone
         self._also()
         conn = self._session.conn
+        if monotonic() >= self._next_refresh:
+            self._limits.refresh(conn)
+            self._next_refresh = monotonic() + jittered(LIMITS_REFRESH)
         due = self._expire() | self._scheduler.run_once(conn)
         reap = self._settings.reap
         if reap is not None and monotonic() >= self._next_reap:
             due |= self._reap()
+            if self._limits.current:
+                due |= set(keep_promises(conn))
             self._next_reap = monotonic() + jittered(reap)
         if due:
             self._on_due(frozenset(due))

@@ -2,17 +2,17 @@
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from random import choice
 from time import monotonic
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from gendurable.core.claim import Claim
 from gendurable.db import store
-from gendurable.db.operations import claim_batch, give_back
-from gendurable.events import Claimed
+from gendurable.db.operations import LimitedLook, claim_batch, claim_limited, give_back
+from gendurable.events import Claimed, TokensCounted
 from gendurable.runtime.inflight import Inflight
 from gendurable.runtime.loop import Loop, Wires, jittered
 from gendurable.runtime.prefetch import Prefetch
@@ -22,11 +22,13 @@ from gendurable.runtime.slots import Slots
 FIRST_LOOK = 0.01
 # Each pause is made twice before it doubles: rows that come every 100 ms start after 20 ms (median) instead of 40.
 LOOKS_PER_PAUSE = 2
-# While a deep backlog without partition keys is worked off, rows with one are looked for no more often than this:
-# the claim that knows about keys costs the server twice as much (1.6 against 0.7 ms for ten rows).
-KEYED_LOOK = 0.05
+# While a deep backlog of plain rows is worked off, rows with a partition key or a limit are looked for no more often
+# than this: the claim that knows about keys costs the server twice as much (1.6 against 0.7 ms for ten rows).
+RARE_LOOK = 0.05
 # Where a claim has to go from key to key it starts beyond one of these, another each time: no key waits for ever.
 KEYS_REMEMBERED = 1000
+
+NO_LOOK = LimitedLook([], [])
 
 
 @frozen(kw_only=True)
@@ -41,6 +43,8 @@ class PollSettings:
     max_poll: float
     min_demand: int
     keyed: bool
+    # Whether any limit is known: without one, nobody looks for rows that have one.
+    has_limits: Callable[[], bool]
 
 
 class Poller(Loop):
@@ -76,6 +80,8 @@ class Poller(Loop):
         self._last_claim = monotonic()
         self._look_for_keyed = monotonic()
         self._look_for_pause = monotonic()
+        self._look_for_limited = monotonic()
+        self._limited = NO_LOOK
 
     def run_once(self) -> float:
         """Claim what there is room for."""
@@ -97,18 +103,23 @@ class Poller(Loop):
             return patience
         alerted, self._alerted = self._alerted, False
         self._last_claim = monotonic()
-        claims = self._claim(room)
-        self._hungry = len(claims) == room
+        claims = self._claim_limited(room)
+        if len(claims) < room:
+            claims = claims + self._claim(room - len(claims))
+        self._hungry = len(claims) == room or self._limited.more
         if self._hungry:
             self._pause = FIRST_LOOK
             return 0
-        if claims or alerted:
+        if claims or alerted or self._limited.contended:
             self._pause, self._looks = FIRST_LOOK, 0
         else:
             self._looks += 1
             if self._looks % LOOKS_PER_PAUSE == 0:
-                self._pause = min(self._pause * 2, settings.poll if held else settings.max_poll)
-        return jittered(self._pause)
+                longest = settings.poll if held or self._limited.blocked else settings.max_poll
+                self._pause = min(self._pause * 2, longest)
+        pause = jittered(self._pause)
+        next_token = self._limited.next_token
+        return pause if next_token is None else min(pause, max(next_token, FIRST_LOOK))
 
     def _heed_pause(self) -> None:
         """Give back what was claimed ahead and not begun, if the queue has been paused since."""
@@ -123,17 +134,49 @@ class Poller(Loop):
             raise
         self._inflight.remove(unstarted)
 
+    def _claim_limited(self, room: int) -> list[Claim]:
+        """Claim rows that have limits. Before the others, since they take no more than is their turn among them."""
+        if not self._settings.has_limits():
+            self._limited = NO_LOOK
+        elif not self._hungry or monotonic() >= self._look_for_limited:
+            self._limited = self._take_limited(room)
+            if not self._limited.claims and not self._limited.more:
+                self._look_for_limited = monotonic() + RARE_LOOK
+        else:
+            self._limited = evolve(self._limited, claims=[], more=False, contended=False)
+        return self._limited.claims
+
     def _claim(self, room: int) -> list[Claim]:
         if not self._settings.keyed:
             return self._take(room, keyed=False)
         if not self._hungry or monotonic() >= self._look_for_keyed:
             claims = self._take(room, keyed=True)
             if not any(claim.partition_key is not None for claim in claims):
-                self._look_for_keyed = monotonic() + KEYED_LOOK
+                self._look_for_keyed = monotonic() + RARE_LOOK
             return claims
         claims = self._take(room, keyed=False)
         # A batch that is not full must mean that nothing else is due.
         return claims if len(claims) == room else claims + self._take(room - len(claims), keyed=True)
+
+    def _take_limited(self, room: int) -> LimitedLook:
+        settings = self._settings
+        started = monotonic()
+        look = claim_limited(
+            self._session.conn,
+            queue=settings.queue,
+            machines=settings.machines,
+            worker=settings.worker,
+            limit=room,
+            lease=settings.lease,
+            keyed=settings.keyed,
+            avoid=self._avoided.keys(),
+        )
+        for tokens in look.tokens:
+            wanted = tokens.granted + tokens.throttled
+            self._emit(TokensCounted(tokens.name, wanted, tokens.granted, tokens.throttled))
+        if look.claims:
+            self._begin(look.claims, monotonic() - started)
+        return look
 
     def _take(self, room: int, *, keyed: bool) -> list[Claim]:
         settings = self._settings
@@ -150,15 +193,18 @@ class Poller(Loop):
             beyond=choice(self._keys) if self._keys else "",  # noqa: S311  for fairness, not for secrets
         )
         self._keys.extend(claim.partition_key for claim in claims if claim.partition_key is not None)
-        self._inflight.add(claims)
-        seconds = monotonic() - started
-        self.slots.offer(claims)
-        self._emit(Claimed(settings.queue, len(claims), seconds, tuple(claim.waited for claim in claims)))
+        self._begin(claims, monotonic() - started)
         return claims
 
+    def _begin(self, claims: list[Claim], seconds: float) -> None:
+        self._inflight.add(claims)
+        self.slots.offer(claims)
+        queue = self._settings.queue
+        self._emit(Claimed(queue, len(claims), seconds, tuple(claim.waited for claim in claims)))
+
     def slot_freed(self) -> None:
-        """There is room for another claim: of interest only if there may be more to claim."""
-        if self._hungry:
+        """There is room for another claim, or a limit has a place again: of interest if there may be more to claim."""
+        if self._hungry or self._limited.blocked:
             self.wake()
 
     def row_due(self) -> None:

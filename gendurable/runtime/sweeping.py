@@ -1,4 +1,4 @@
-"""One pass of maintenance: expired leases, overdue awaits and overdue instances."""
+"""One pass of maintenance: expired leases, overdue awaits and overdue instances, promises of tokens."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -67,6 +67,13 @@ def _end_late(conn: Connection, overdue: list[Overdue], ahead: timedelta) -> lis
         return []
     middle = len(overdue) // 2
     return _end_late(conn, overdue[:middle], ahead) + _end_late(conn, overdue[middle:], ahead)
+
+
+def keep_promises(conn: Connection, *, ahead: timedelta = ZERO) -> frozenset[str]:
+    """Let nobody wait for tokens that are there, and drop buckets without use; return the queues of who may go on."""
+    while len(store.drop_buckets(conn, limit=BATCH).all()) == BATCH:
+        pass
+    return frozenset(store.hasten_throttled(conn, limit=BATCH, ahead=ahead))
 
 
 def collect_garbage(

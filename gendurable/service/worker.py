@@ -21,6 +21,7 @@ from gendurable.core.registry import Registry
 from gendurable.db import migrate, store
 from gendurable.db.connection import Connection, Database, EngineConnection
 from gendurable.db.faults import is_passing
+from gendurable.db.limiting import publish
 from gendurable.db.operations import give_back
 from gendurable.db.rows import Lost, ServerFacts
 from gendurable.errors import DatabaseUnavailable, GenDurableError, describe
@@ -42,6 +43,7 @@ from gendurable.runtime.committer import Committer
 from gendurable.runtime.executions import Execution, Executions, Timekeeper
 from gendurable.runtime.heartbeat import Heartbeat
 from gendurable.runtime.inflight import Inflight
+from gendurable.runtime.known import KnownLimits
 from gendurable.runtime.loop import Loop, Wires
 from gendurable.runtime.maintenance import Maintenance, MaintenanceSettings
 from gendurable.runtime.partitions import LockConnections, check_session_locks
@@ -81,7 +83,8 @@ class Worker:
         self.id = worker_id
         self.inflight = Inflight()
         self._shutting_down = threading.Event()
-        self._executions = Executions(self._shutting_down)
+        self._limits = KnownLimits()
+        self._executions = Executions(self._shutting_down, self._limits)
         self._emit = emit
         self._registry = registry
         self._planned = plan(config.schedules.values(), registry)
@@ -125,7 +128,7 @@ class Worker:
     # From start to end.
 
     def prepare(self) -> None:
-        """Check the server and the schema, and take back what a dead predecessor held; claims nothing yet.
+        """Check the server and the schema, publish limits, take back what a dead predecessor held; claims nothing yet.
 
         DatabaseUnavailable, SchemaMissing or SchemaTooNew if the database will not do.
         """
@@ -134,6 +137,8 @@ class Worker:
             migrate.check_current(conn, self._database.schema)
             facts = store.server_facts(conn).one()
             self._keyed = self._check_server(facts)
+            publish(conn, self.config.limiters)
+            self._limits.refresh(conn)
             reclaimed = self._reclaim(conn)
         except psycopg.Error as error:
             self._spare.close()
@@ -280,7 +285,9 @@ class Worker:
 
     def _settled(self, claims: Sequence[Claim], woken: frozenset[str]) -> None:
         self.inflight.remove(claims)
-        for queue in {claim.queue for claim in claims}:
+        # A limit that has a place again may be that of another queue's rows.
+        queues = self.pollers if any(claim.limited for claim in claims) else {claim.queue for claim in claims}
+        for queue in queues:
             self.pollers[queue].slot_freed()
         self._due(woken)
 
@@ -338,6 +345,7 @@ class Worker:
                 max_poll=config.max_poll.total_seconds(),
                 min_demand=config.min_demand,
                 keyed=self._keyed,
+                has_limits=lambda: bool(self._limits.current),
             )
             prefetch = Prefetch(config.prefetch, size)
             self.pollers[queue] = Poller(
@@ -372,6 +380,7 @@ class Worker:
             ),
             self._session("maintenance", lock_timeout=LOCK_TIMEOUT),
             self._wires,
+            limits=self._limits,
             on_due=self._due,
             also=self._locks.close_idle,
             scheduler=Scheduler(self._planned, self._emit),

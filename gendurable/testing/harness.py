@@ -10,15 +10,18 @@ from gendurable.core.claim import Claim
 from gendurable.core.context import Fixed
 from gendurable.core.duration import ZERO, Duration, to_timedelta
 from gendurable.core.instance import Instance, NewInstance
+from gendurable.core.limiters import Limiters
 from gendurable.core.limits import check_name, show
 from gendurable.core.registry import Machine, Registry, Source
 from gendurable.core.transition import Transition
 from gendurable.db import migrate, store
 from gendurable.db.connection import check_schema, connect, one_commit
 from gendurable.db.endings import cancel_now, check_reason
+from gendurable.db.limiting import publish
 from gendurable.db.operations import (
     check_id,
     claim_batch,
+    claim_limited,
     delivered,
     insert_instance,
     insert_instances,
@@ -29,9 +32,12 @@ from gendurable.db.operations import (
 )
 from gendurable.db.rows import Delivery
 from gendurable.errors import InvalidInstance, RunawayError
+from gendurable.readers import Reader
 from gendurable.runtime.committing import settle
 from gendurable.runtime.executor import Calm, execute, time_out, timeout_of
-from gendurable.runtime.sweeping import end_late, reap_expired, wake_overdue
+from gendurable.runtime.known import KnownLimits
+from gendurable.runtime.sweeping import end_late, keep_promises, reap_expired, wake_overdue
+from gendurable.tables import read_concurrency_limits, read_rate_limits
 
 BATCH = 100
 LEASE = timedelta(seconds=60)
@@ -48,12 +54,29 @@ class Harness:
     lets the clock run beyond its timeout is answered for when it returns.
     """
 
-    def __init__(self, dsn: str, fsms: "Source | Iterable[Source]" = (), schema: str | None = None) -> None:
-        """Connect, migrate, and gather machines from classes, instances, registries or dotted paths."""
+    def __init__(
+        self,
+        dsn: str,
+        fsms: "Source | Iterable[Source]" = (),
+        schema: str | None = None,
+        *,
+        rate_limits: Mapping[str, Mapping[str, Any]] = EMPTY,
+        concurrency_limits: Mapping[str, Mapping[str, Any]] = EMPTY,
+    ) -> None:
+        """Connect, migrate, and gather machines from classes, instances, registries or dotted paths.
+
+        Limits are given and published as those of a configuration file: `{"stripe": {"allowed": 5, "period": "1m"}}`.
+        """
         self.registry = Registry(fsms)
+        limiters = Limiters(
+            _read("rate_limits", read_rate_limits, rate_limits),
+            _read("concurrency_limits", read_concurrency_limits, concurrency_limits),
+        )
         migrate.up(dsn, schema=schema)
         self._conn = connect(dsn, schema=check_schema(schema), application="gendurable harness")
         self._ahead = ZERO
+        publish(self._conn, limiters)
+        self._limits = KnownLimits()
 
     def insert(self, new: NewInstance) -> int:
         """Insert an instance and return its id."""
@@ -109,6 +132,7 @@ class Harness:
         if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
             raise InvalidInstance(f"max_steps: {show(max_steps)} is no number of steps: give zero or more")
         tally: Counter[str] = Counter()
+        self._limits.refresh(self._conn)
         if shutting_down:
             due = [claim for batch in iter(lambda: self._claim(queue, BATCH), []) for claim in batch]
             self._run(due, tally, shutting_down=True)
@@ -129,20 +153,30 @@ class Harness:
         reap_expired(self._conn, worker=WORKER, lease=LEASE, ahead=self._ahead)
         end_late(self._conn, ahead=self._ahead)
         wake_overdue(self._conn, ahead=self._ahead)
+        if self._limits.current:
+            keep_promises(self._conn, ahead=self._ahead)
         queues = [queue] if queue is not None else store.due_queues(self._conn, ahead=self._ahead).all()
         for name in queues:
-            claims = claim_batch(
-                self._conn,
-                queue=name,
-                machines=self.registry.capabilities,
-                worker=WORKER,
-                limit=limit,
-                lease=LEASE,
-                ahead=self._ahead,
-            )
+            which: dict[str, Any] = {
+                "queue": name,
+                "machines": self.registry.capabilities,
+                "worker": WORKER,
+                "limit": limit,
+                "lease": LEASE,
+                "ahead": self._ahead,
+            }
+            claims = self._claim_limited(which) or claim_batch(self._conn, **which)
             if claims:
                 return claims
         return []
+
+    def _claim_limited(self, which: dict[str, Any]) -> list[Claim]:
+        if not self._limits.current:
+            return []
+        look = claim_limited(self._conn, **which)
+        while look.more and not look.claims:
+            look = claim_limited(self._conn, **which)
+        return look.claims
 
     def _run(self, claims: list[Claim], tally: Counter[str], *, shutting_down: bool = False) -> None:
         changes: list[Transition] = []
@@ -158,11 +192,12 @@ class Harness:
     def _execute(self, claim: Claim, machine: Machine, shutting_down: Fixed) -> Transition:
         """Run a step; one that took longer than it may, by our clock, has run in vain."""
         timeout = timeout_of(claim, machine)
-        if timeout is None:
-            return execute(claim, machine, run=Calm(shutting_down=shutting_down))
-        deadline = self._now() + timeout
-        change = execute(claim, machine, run=Calm(deadline, shutting_down=shutting_down))
-        return change if self._now() < deadline else time_out(claim, machine, timeout)
+        deadline = None if timeout is None else self._now() + timeout
+        run = Calm(deadline, shutting_down=shutting_down, limiters=self._limits.current)
+        change = execute(claim, machine, run=run)
+        if timeout is None or deadline is None or self._now() < deadline:
+            return change
+        return time_out(claim, machine, timeout)
 
     def _now(self) -> datetime:
         return datetime.now(UTC) + self._ahead
@@ -178,3 +213,10 @@ class Harness:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _read(what: str, read: Reader, given: object) -> Any:
+    try:
+        return read(given)
+    except ValueError as error:
+        raise InvalidInstance(f"{what}: {error}") from None

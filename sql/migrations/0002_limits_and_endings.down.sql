@@ -15,7 +15,9 @@ where 'cancelled' = any (unique_scope);
 drop index gen_durable_deadline;
 drop index gen_durable_await_deadline;
 drop index gen_durable_concurrency_active;
-drop index gen_durable_concurrency_head;
+drop index gen_durable_lane_head;
+drop index gen_durable_promised;
+drop index gen_durable_throttled;
 drop index gen_durable_pick_limited;
 drop index gen_durable_pick;
 

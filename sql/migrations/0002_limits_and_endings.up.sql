@@ -35,11 +35,20 @@ create index gen_durable_pick on gen_durable (queue, priority, eligible_at, id)
   where status = 'runnable' and partition_key is null and rate_limit is null and concurrency_limit is null;
 
 create index gen_durable_pick_limited on gen_durable (queue, priority, eligible_at, id)
-  where status = 'runnable' and (rate_limit is not null or concurrency_limit is not null);
+  where status = 'runnable' and (rate_limit is not null or concurrency_limit is not null) and not throttled;
 
--- From limit to limit within a queue, and the first due rows of each; and how many of one are running.
-create index gen_durable_concurrency_head on gen_durable (queue, concurrency_limit, priority, eligible_at, id)
-  where status = 'runnable' and concurrency_limit is not null;
+-- Those whose tokens were short: by the instant that they were promised, in their queue and in their bucket.
+create index gen_durable_throttled on gen_durable (queue, eligible_at, id)
+  where status = 'runnable' and throttled;
+
+create index gen_durable_promised on gen_durable (rate_limit, eligible_at, id)
+  where status = 'runnable' and throttled;
+
+-- Limited rows by what may block them, a lane each: their partition key, or else their concurrency limit. From lane to
+-- lane within a queue, and the first rows of each; and how many of one concurrency limit are running.
+create index gen_durable_lane_head on gen_durable
+  (queue, coalesce('p' || partition_key, 'c' || concurrency_limit, ''), priority, eligible_at, id)
+  where status = 'runnable' and (rate_limit is not null or concurrency_limit is not null);
 
 create index gen_durable_concurrency_active on gen_durable (concurrency_limit)
   where status = 'executing' and concurrency_limit is not null;
@@ -66,17 +75,19 @@ create table limiters (
 
 comment on column limiters.allowed is 'rate: tokens per period; concurrency: executions at once';
 
--- What is left of each limit, a row per tenant. Locked by a claim while it counts; one that is missing is full.
+-- What is left of each limit, a row per tenant. Held by a claim while it counts; one that is missing is full.
 create table buckets (
   kind        text not null,
   key         text not null,
   tokens      float8 not null default 0,
   refilled_at timestamptz not null default now(),
-  promised_at timestamptz,
+  held_by     xid8,
   primary key (kind, key)
 );
 
-comment on column buckets.promised_at is 'until then the tokens to come are spoken for by throttled rows';
+comment on column buckets.tokens is 'rate: what was left at refilled_at';
+comment on column buckets.refilled_at is 'concurrency: when it was last looked at';
+comment on column buckets.held_by is 'the transaction that holds it, or held it last';
 
 create table paused_queues (
   queue     text primary key,

@@ -12,12 +12,17 @@ with moved as (
       awaits = null,
       await_deadline = null,
       join_round = null,
+      rate_limit = t.rate_limit,
+      weight = coalesce(t.weight, 1),
+      concurrency_limit = t.concurrency_limit,
       fail_fast = false,
       locked_by = null,
       lease_expires_at = null,
       updated_at = statement_timestamp()
   from unnest(%(ids)s::bigint[], %(fences)s::bigint[], %(steps)s::text[], %(states)s::text[],
-              %(delays)s::interval[], %(errors)s::text[]) as t (id, fence, step, state, delay, error)
+              %(delays)s::interval[], %(errors)s::text[], %(rate_limits)s::text[], %(weights)s::int[],
+              %(concurrency_limits)s::text[])
+         as t (id, fence, step, state, delay, error, rate_limit, weight, concurrency_limit)
   where g.id = t.id and g.fence = t.fence and g.status::text = 'executing'
   returning g.id
 ), consumed as (

@@ -101,6 +101,8 @@ with recursive paused as (
     -- Asked again of the row as it is once it is locked: it may have run and gone back since the heads were found.
     and g.eligible_at <= statement_timestamp() + %(ahead)s::interval
     and array_position(%(machines)s::text[], g.fsm || '@' || g.fsm_version) is not null
+    and g.rate_limit is null
+    and g.concurrency_limit is null
   order by head.priority, head.eligible_at, head.id
   limit %(limit)s
   for no key update of g skip locked

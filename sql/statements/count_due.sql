@@ -11,7 +11,12 @@ with due as (
   select queue, count(*), min(eligible_at)
   from gen_durable
   where status = 'runnable' and partition_key is null and (rate_limit is not null or concurrency_limit is not null)
-    and eligible_at <= statement_timestamp()
+    and not throttled and eligible_at <= statement_timestamp()
+  group by queue
+  union all
+  select queue, count(*), min(eligible_at)
+  from gen_durable
+  where status = 'runnable' and partition_key is null and throttled and eligible_at <= statement_timestamp()
   group by queue
   union all
   select queue, count(*), min(eligible_at)

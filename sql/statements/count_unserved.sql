@@ -10,7 +10,12 @@ with due as (
   select fsm, fsm_version, count(*)
   from gen_durable
   where status = 'runnable' and partition_key is null and (rate_limit is not null or concurrency_limit is not null)
-    and eligible_at <= statement_timestamp()
+    and not throttled and eligible_at <= statement_timestamp()
+  group by fsm, fsm_version
+  union all
+  select fsm, fsm_version, count(*)
+  from gen_durable
+  where status = 'runnable' and partition_key is null and throttled and eligible_at <= statement_timestamp()
   group by fsm, fsm_version
   union all
   select fsm, fsm_version, count(*)

@@ -1,6 +1,7 @@
 -- has_work: is anything of these queues due or running that these machines could run?
 -- What is due in a paused queue is nobody's to run; what runs there already is.
--- Plain, limited and keyed rows one after the other: each kind has an index of its own.
+-- Plain, limited and keyed rows one after the other: each kind has an index of its own. Rows that wait for tokens were
+-- due already.
 -- keyed: whether rows with a partition key could be run at all.
 with unpaused as (
   select array(select asked.queue
@@ -22,8 +23,17 @@ select (select true
         where g.status = 'runnable'
           and g.partition_key is null
           and (g.rate_limit is not null or g.concurrency_limit is not null)
+          and not g.throttled
           and g.queue = any ((select queues from unpaused)::text[])
           and g.eligible_at <= statement_timestamp()
+          and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
+        limit 1) is not null
+    or (select true
+        from gen_durable g
+        where g.status = 'runnable'
+          and g.throttled
+          and (%(keyed)s::bool or g.partition_key is null)
+          and g.queue = any ((select queues from unpaused)::text[])
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
         limit 1) is not null
     or (select true

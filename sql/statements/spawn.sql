@@ -54,6 +54,9 @@ with parent as (
       await_deadline = case when barrier.pending is not null
                             then statement_timestamp() + %(ahead)s::interval + parent.timeout end,
       fail_fast = coalesce(parent.fail_fast and barrier.pending is not null, false),
+      rate_limit = null,
+      weight = 1,
+      concurrency_limit = null,
       locked_by = null,
       lease_expires_at = null,
       updated_at = statement_timestamp()

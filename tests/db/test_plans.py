@@ -316,7 +316,7 @@ def outcome_plan(explain: Explain, name: str) -> Plan:
 def check_by_primary_key(plan: Plan) -> None:
     assert plan.scanned_whole == []
     assert "gen_durable_pkey" in plan.indexes
-    assert plan.indexes <= {"gen_durable_pkey", "signals_pkey", *BY_TARGET}
+    assert plan.indexes <= {"gen_durable_pkey", "signals_pkey", "buckets_pkey", *BY_TARGET}
     assert plan.rows_by("gen_durable_pkey") <= 4 * BATCH  # own rows, twice where they are locked first, and parents
     assert plan.pages <= pages_for(BATCH)
 

@@ -18,6 +18,7 @@ from attrs import frozen
 import gendurable
 from gendurable.core.duration import ZERO
 from gendurable.core.instance import NewInstance, new_instance
+from gendurable.core.limiters import Limiters, RateLimit
 from gendurable.core.status import Status
 from gendurable.core.transition import Advance, CarryOn, Finish, Park, Repeat, SpawnChildren
 from gendurable.db import store
@@ -51,6 +52,11 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "pause_queue": lambda c: store.pause_queue(c, queue="q"),
     "resume_queue": lambda c: store.resume_queue(c, queue="q"),
     "list_paused": store.list_paused,
+    "find_limited": lambda c: store.find_limited(c, queue="q", machines=["f@1"], limit=1, window=9),
+    "open_buckets": lambda c: store.open_buckets(c, [("rate", "r")]),
+    "hold_buckets": lambda c: store.hold_buckets(c, [("rate", "r")]),
+    "claim_limited": lambda c: store.claim_limited(c, [1], [("rate", "r")], worker="w", limit=1, lease=MINUTE),
+    "count_tokens": lambda c: store.count_tokens(c, [1]),
     "load_signals": lambda c: store.load_signals(c, ids=[1]),
     "load_children": lambda c: store.load_children(c, ids=[1]),
     "extend_leases": lambda c: store.extend_leases(c, [Held()], lease=MINUTE),
@@ -71,6 +77,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "reap": lambda c: store.reap(c, worker="w", limit=1, lease=MINUTE),
     "expire_awaits": lambda c: store.expire_awaits(c, limit=1),
     "find_overdue": lambda c: store.find_overdue(c, limit=1),
+    "hasten_throttled": lambda c: store.hasten_throttled(c, limit=1),
+    "drop_buckets": lambda c: store.drop_buckets(c, limit=1),
+    "publish_limiters": lambda c: store.publish_limiters(c, Limiters({"r": RateLimit(1, MINUTE, 1)}, {"g": 1})),
+    "list_limiters": store.list_limiters,
     "gc": lambda c: store.gc(c, older_than=MINUTE, after=0, limit=1),
     "insert": lambda c: store.insert(c, [NEW]),
     "find_occupant": lambda c: store.find_occupant(c, unique_key=b"k"),

@@ -22,6 +22,9 @@ gendurable_start_delay_seconds histogram queue
 gendurable_claims_total counter queue
 gendurable_empty_polls_total counter queue
 gendurable_claim_duration_seconds histogram queue
+gendurable_rate_limit_wanted_total counter limit
+gendurable_rate_limit_granted_total counter limit
+gendurable_rate_limit_throttled_total counter limit
 gendurable_stale_outcomes_total counter queue fsm
 gendurable_late_outcomes_total counter queue fsm
 gendurable_partition_contended_total counter queue
@@ -57,6 +60,7 @@ EVENTS: list[Event] = [
     events.StepCrashed(7, "default", "checkout", "ship", "SystemExit"),
     events.Claimed("default", 2, 0.01, (0.5, 1.5)),
     events.Claimed("default", 0, 0.01),
+    events.TokensCounted("stripe", 12, 10, 2),
     events.BatchCommitted(3, 0.004),
     events.OutcomeDeferred(7, "checkout", "ship"),
     events.PartitionContended(7, "default", "checkout"),
@@ -176,6 +180,9 @@ def test_every_event_is_taken(metrics):
         ("gendurable_claims_total", {"queue": "default"}, 2),
         ("gendurable_empty_polls_total", {"queue": "default"}, 1),
         ("gendurable_claim_duration_seconds_count", {"queue": "default"}, 2),
+        ("gendurable_rate_limit_wanted_total", {"limit": "stripe"}, 12),
+        ("gendurable_rate_limit_granted_total", {"limit": "stripe"}, 10),
+        ("gendurable_rate_limit_throttled_total", {"limit": "stripe"}, 2),
         ("gendurable_stale_outcomes_total", {"queue": "default", "fsm": "checkout"}, 1),
         ("gendurable_late_outcomes_total", {"queue": "default", "fsm": "checkout"}, 1),
         ("gendurable_partition_contended_total", {"queue": "default"}, 1),

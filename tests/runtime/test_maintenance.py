@@ -10,6 +10,7 @@ from support import expire
 
 from gendurable.db.connection import Connection, Database
 from gendurable.events import Event, GarbageCollected
+from gendurable.runtime.known import KnownLimits
 from gendurable.runtime.loop import Wires
 from gendurable.runtime.maintenance import Maintenance, MaintenanceSettings
 from gendurable.runtime.scheduling import Scheduler
@@ -37,7 +38,15 @@ def maintenance(dsn: str, said: list[Event]) -> Iterator[Maintenance]:
     with closing(Session(lambda: Database(dsn).connect("gendurable maintenance"))) as session:
         wires = Wires(said.append, lambda: None)
         scheduler = Scheduler([], said.append)
-        yield Maintenance(SETTINGS, session, wires, on_due=lambda _: None, also=lambda: None, scheduler=scheduler)
+        yield Maintenance(
+            SETTINGS,
+            session,
+            wires,
+            limits=KnownLimits(),
+            on_due=lambda _: None,
+            also=lambda: None,
+            scheduler=scheduler,
+        )
 
 
 def collected(said: list[Event]) -> list[int]:
