@@ -1,5 +1,6 @@
 """A failed instance that runs again: what its parent waits for stays exact, whoever else moves meanwhile."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -135,6 +136,20 @@ def test_a_child_whose_parent_has_ended_is_not_joined(family: Family, machines: 
     machines.drain()
     assert family.status(family.failed) == "done"
     assert row(conn, family.parent) == ended
+
+
+@pytest.mark.parametrize("status", ["runnable", "executing"])
+def test_a_child_whose_parent_was_released_by_it_is_not_counted_again(
+    family: Family, machines: Harness, conn: Connection, status: str
+):
+    # The step that follows the barrier still knows its round.
+    machines.signal(family.waiting, "go")
+    machines._run(machines._claim(None, 100), Counter())
+    if status == "executing":
+        machines._claim(None, 100)
+    assert family.status(family.parent) == status
+    retry_instance(conn, family.failed)
+    assert (family.pending(), family.status(family.parent)) == (0, status)
 
 
 def test_a_child_of_an_earlier_round_is_not_joined_to_a_later_one(machines: Harness, conn: Connection):
