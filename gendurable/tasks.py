@@ -51,8 +51,8 @@ _Word: TypeAlias = Mapping[str, Any] | Stop | Retry[S] | Again[S] | Interrupted 
 class ParentTask(FSM[Progress[S]], Generic[S], initial=RUN):
     """A task with children: `run` returns Children, `finalize` makes the result of theirs.
 
-    In both `ctx.state` is the input; in `handle` it is a Progress. `finalize` may return Children in its turn: it is
-    then called again, with that output and the results of those children.
+    In both `ctx.state` is the input; in `handle` and `on_cancel` it is a Progress. `finalize` may return Children in
+    its turn: it is then called again, with that output and the results of those children.
     """
 
     def __init_subclass__(cls, *, timeout: Duration | None = INHERITED, **others: Any) -> None:

@@ -55,6 +55,7 @@ create table gen_durable (
   on_cancel boolean not null default false,
   cancelling boolean not null default false,
   cancel_reason text,
+  cancel_round integer,
   fail_fast boolean not null default false,
   constraint gen_durable_pkey PRIMARY KEY (id),
   constraint gen_durable_scope_without_holes CHECK (unique_scope = '{}'::durable_status[] OR unique_scope @> '{runnable,executing,awaiting_signal,awaiting_children}'::durable_status[]),
@@ -80,6 +81,7 @@ comment on column gen_durable.retry is 'the retry policy of this very instance; 
 comment on column gen_durable.on_cancel is 'its machine has a hook: a cancelled instance compensates before it ends';
 comment on column gen_durable.cancelling is 'the hook runs next, in place of the step';
 comment on column gen_durable.cancel_reason is 'why it was cancelled; set as soon as it was asked for';
+comment on column gen_durable.cancel_round is 'its spawn_round when it was cancelled; later ones are its compensation''s';
 comment on column gen_durable.fail_fast is 'the first child that fails opens the barrier it waits at';
 
 CREATE INDEX gen_durable_await_deadline ON gen_durable USING btree (await_deadline) WHERE (status = ANY (ARRAY['awaiting_signal'::durable_status, 'awaiting_children'::durable_status])) AND await_deadline IS NOT NULL;

@@ -58,7 +58,10 @@ class Row:
     spawn_round: int = 0
     join_round: int | None = None
     fail_fast: bool = False
+    on_cancel: bool = False
+    cancelling: bool = False
     cancel_reason: str | None = None
+    cancel_round: int | None = None
     deadline: Time | None = None
     is_old: bool = False
 
@@ -85,7 +88,7 @@ class Row:
         self.attempt = self.crashes = 0
         self.last_error = change.error
         self.awaits = self.await_deadline = self.join_round = None
-        self.fail_fast = False
+        self.fail_fast = self.cancelling = False
 
 
 TIMES = ("eligible_at", "lease_expires_at", "await_deadline", "deadline")
@@ -154,7 +157,17 @@ class Model:
             eligible_at = self.in_hours(new.delay / HOUR)
         else:
             eligible_at = Time(round((new.eligible_at - self.start) / HOUR), new.eligible_at)
-        same = ("fsm", "step", "queue", "priority", "partition_key", "unique_key", "unique_scope", "max_crashes")
+        same = (
+            "fsm",
+            "step",
+            "queue",
+            "priority",
+            "partition_key",
+            "unique_key",
+            "unique_scope",
+            "max_crashes",
+            "on_cancel",
+        )
         row = Row(
             id=id,
             state=json.loads(new.state),
@@ -193,7 +206,7 @@ class Model:
         row.wake(self.in_hours(0))
         row.result = None
         row.attempt = row.crashes = 0
-        row.cancel_reason = None
+        row.cancel_reason = row.cancel_round = None
         if row.deadline and row.deadline.hour <= self.hour:
             row.deadline = None
         row.is_old = False
@@ -201,17 +214,32 @@ class Model:
             parent.children_pending += 1
 
     def cancel(self, rows: Sequence[Row], reason: str, *, cascade: bool) -> list[Row]:
-        """Cancel those that live and, with `cascade`, what lives below any of them; return those that this ended."""
-        ended = []
+        """Cancel those that live and, with `cascade`, what lives below any of them; return those that this changed."""
+        changed = []
         while rows:
             for row in rows:
-                if not row.has_ended:
-                    row.fence += 1
-                    row.cancel_reason = reason
-                    self._finish(row, Finish(row.id, row.fence, Status.CANCELLED, None, reason))
-                    ended.append(row)
-            rows = [child for row in rows for child in self.children(row.id)] if cascade else []
-        return ended
+                if not row.has_ended and row.cancel_reason is None:
+                    self._cancel(row, reason)
+                    changed.append(row)
+            rows = [child for row in rows for child in self._cancelled_with(row)] if cascade else []
+        return changed
+
+    def _cancel(self, row: Row, reason: str) -> None:
+        row.fence += 1
+        row.cancel_reason = reason
+        if not row.on_cancel:
+            self._finish(row, Finish(row.id, row.fence, Status.CANCELLED, None, reason))
+            return
+        row.let_go(Status.RUNNABLE)
+        row.wake(self.in_hours(0))
+        row.cancelling, row.cancel_round, row.awaits = True, row.spawn_round, None
+        row.attempt = row.crashes = row.children_pending = 0
+        row.fail_fast = False
+
+    def _cancelled_with(self, row: Row) -> list[Row]:
+        """Its children, but for those that compensate for its end."""
+        last = row.spawn_round if row.cancel_round is None else row.cancel_round
+        return [child for child in self.children(row.id) if child.child_round <= last]
 
     # Workers.
 
@@ -237,7 +265,7 @@ class Model:
         row.fence += 1
 
     def fail_fast(self, row: Row) -> list[Row]:
-        """Cancel what is left of the round that a claimed row was released from; return those that this ended."""
+        """Cancel what is left of the round that a claimed row was released from; return those that this changed."""
         reason = f"instance {row.id} fails fast, and another of its children has not ended well"
         left = [
             child
@@ -324,7 +352,7 @@ class Model:
         row.awaits = row.await_deadline = None
         if change.status is Status.DONE:  # otherwise it may be retried, and joins the same children
             row.join_round = None
-        row.children_pending, row.fail_fast = 0, False
+        row.children_pending, row.fail_fast, row.cancelling = 0, False, False
         self._consume(self.inbox(row.id))
         if parent := self._barrier_of(row):
             is_too_bad = parent.fail_fast and change.status is not Status.DONE

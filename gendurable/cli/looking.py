@@ -74,6 +74,8 @@ def _show_instance(instance: "Instance", signals: "Sequence[StoredSignal]", chil
         "awaits": ", ".join(instance.awaits or ()),
         "await_deadline": _instant(instance.await_deadline, now),
         "children_pending": instance.children_pending or None,
+        "deadline": _instant(instance.deadline, now),
+        "cancel_reason": instance.cancel_reason,
         "parent": parent,
         "inserted_at": _instant(instance.inserted_at, now),
         "updated_at": _instant(instance.updated_at, now),

@@ -39,6 +39,7 @@ M = TypeVar("M")
 JOB_STEP = "perform"
 # An optional method: the machine's own word on a state.
 VALIDATE = "validate"
+ON_CANCEL = "on_cancel"
 
 # What `@step` decorates.
 _Function: TypeAlias = Callable[[M, Context[S]], Outcome[S]]
@@ -145,6 +146,7 @@ class Definition:
     inline: bool
     retry: RetryPolicy | None
     validates: bool
+    on_cancel: bool
     steps: Mapping[str, Step[Any, Any]]
     codec: StateCodec[Any] = field(eq=False)
 
@@ -300,6 +302,12 @@ class FSM(Generic[S], metaclass=_MachineMeta):
     def _check_state(cls, state: Any) -> object:
         return cast("Any", cls).validate(state)
 
+    if TYPE_CHECKING:  # a machine that has none ends at once when it is cancelled
+
+        def on_cancel(self, ctx: Context[S]) -> Outcome[S] | None:
+            """Compensate for what was done, once the instance is cancelled; None or `Done`: it ends `cancelled`."""
+            raise NotImplementedError
+
     def handle(self, error: Exception, ctx: Context[S]) -> Outcome[S]:
         """Decide what follows an error of a step. Unless overridden: what the retry policy says, or the end."""
         if ctx.retry is None or not ctx.retry.retries(error, ctx.attempt):
@@ -339,6 +347,7 @@ class FSM(Generic[S], metaclass=_MachineMeta):
             state=mine.codec.parse(state, check=state_check(cls)),
             queue=mine.queue if queue is None else queue,
             max_crashes=mine.max_crashes,
+            on_cancel=mine.on_cancel,
             priority=priority,
             partition_key=partition_key,
             unique_key=unique_key,
@@ -445,6 +454,18 @@ def _find_validate(cls: type[FSM[Any]]) -> bool:
     return True
 
 
+def _find_on_cancel(cls: type[FSM[Any]]) -> bool:
+    hook = getattr(cls, ON_CANCEL, None)
+    if hook is None:
+        return False
+    if not callable(hook) or isinstance(hook, Step):
+        refuse(
+            cls, f"has {ON_CANCEL!r}, which is no plain method: it runs when an instance is cancelled, not as a step"
+        )
+    check_function(cls, ON_CANCEL, hook)
+    return True
+
+
 def _takes_one(function: Callable[..., object]) -> bool:
     try:
         inspect.signature(function).bind(None)
@@ -483,6 +504,7 @@ def _define(cls: type[FSM[Any]], *, name: str | None, version: int, steps: dict[
         inline=keywords.inline,
         retry=retry,
         validates=_find_validate(cls),
+        on_cancel=_find_on_cancel(cls),
         steps=MappingProxyType(steps),
         codec=codec,
     )

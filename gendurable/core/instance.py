@@ -84,6 +84,7 @@ class Instance:
     on_cancel: bool
     cancelling: bool
     cancel_reason: str | None
+    cancel_round: int | None
     fail_fast: bool
     inserted_at: datetime
     updated_at: datetime

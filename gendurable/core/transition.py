@@ -175,14 +175,16 @@ def transition(  # noqa: PLR0911  one for each outcome
                 _is_fail_fast(on_failure),
             )
         case outcomes.Done(result):
-            return Finish(claim.id, claim.fence, Status.DONE, encode_object(result, what="result"), None)
+            # One that was cancelled and has compensated for it has not done what it was made for.
+            status = Status.DONE if claim.cancel_reason is None else Status.CANCELLED
+            return Finish(claim.id, claim.fence, status, encode_object(result, what="result"), claim.cancel_reason)
         case outcomes.Stop(reason):
             return stop(claim, reason)
         case outcomes.Interrupted():
             return GiveBack(claim.id, claim.fence)
+    who = "on_cancel" if claim.cancelling else f"step {claim.step!r}"
     raise BadOutcome(
-        f"step {claim.step!r} returned {show(outcome)}; it must return Next, Retry, Again, Await, Spawn, Done, Stop or "
-        "Interrupted"
+        f"{who} returned {show(outcome)}; it must return Next, Retry, Again, Await, Spawn, Done, Stop or Interrupted"
     )
 
 
@@ -204,6 +206,7 @@ def keep_claim(claim: Claim, change: Transition, machine: FSM[Any]) -> Transitio
         or claim.has_signals
         or claim.spawn_round
         or claim.partition_key is not None
+        or claim.cancelling
         or claim.limited
         or change.rate_limit is not None
         or change.concurrency_limit is not None

@@ -22,7 +22,8 @@ NO_REASON = "cancelled"
 class Level:
     """What became of instances of one generation that were to be cancelled.
 
-    `before`: those that had been cancelled already. `missed`: those whose rows somebody held, or that do not exist.
+    `before`: those that had been cancelled already, or are compensating. `missed`: those whose rows somebody held, or
+    that do not exist.
     """
 
     cancelled: frozenset[int]
@@ -45,18 +46,25 @@ def cancel_level(
 ) -> Level:
     """Cancel those that live, in the caller's transaction, which must not hold the row of any parent of theirs.
 
+    One whose machine has `on_cancel` does not end, but runs that next; a second time it is left in peace.
+
     The children of all of them come back, for the next transaction: a child that ends holds its own row and waits for
     its parent's, so whoever holds a parent must not wait for its children.
     """
     lock = store.lock_instances if waits else store.lock_free_instances
     found = lock(conn, ids=ids).all()
-    taken = [row for row in found if row.status in LIVE]
+    alive = [row for row in found if row.status in LIVE and not row.is_cancelling]
+    taken = [row for row in alive if not row.on_cancel]
     if taken:
         store.seize(conn, ids=[row.id for row in taken], reason=reason)
         store.finish(conn, [_ending(row, Status.CANCELLED, reason) for row in taken], ahead=ahead)
+    if len(taken) < len(alive):
+        store.compensate(conn, ids=[row.id for row in alive if row.on_cancel], reason=reason, ahead=ahead)
     return Level(
-        cancelled=frozenset(row.id for row in taken),
-        before=frozenset(row.id for row in found if row.status == Status.CANCELLED),
+        cancelled=frozenset(row.id for row in alive),
+        before=frozenset(
+            row.id for row in found if row.status == Status.CANCELLED or (row.status in LIVE and row.is_cancelling)
+        ),
         missed=frozenset(ids) - {row.id for row in found},
         children=tuple(store.find_children(conn, ids=ids)),
     )

@@ -352,6 +352,11 @@ def seize(conn: Connection, *, ids: Sequence[int], reason: str | None) -> Rows[i
     return _scalars(conn, "seize", ids=integers(ids), reason=reason)
 
 
+def compensate(conn: Connection, *, ids: Sequence[int], reason: str, ahead: timedelta = ZERO) -> Rows[int]:
+    """Cancel live instances that are locked already and have a hook for it, which is to run next."""
+    return _scalars(conn, "compensate", ids=integers(ids), reason=reason, ahead=ahead)
+
+
 def find_children(conn: Connection, *, ids: Sequence[int]) -> Rows[int]:
     """Name the children of instances that are locked already."""
     return _scalars(conn, "find_children", ids=integers(ids))

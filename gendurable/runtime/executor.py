@@ -9,8 +9,9 @@ from attrs import evolve, frozen
 from gendurable.core.claim import Claim, StoredChild, StoredSignal
 from gendurable.core.codec import decode_readable, decode_value
 from gendurable.core.context import NEVER, Child, Context, Flag, Signal
-from gendurable.core.fsm import FSM, Step, definition, state_check
+from gendurable.core.fsm import FSM, definition, state_check
 from gendurable.core.limiters import Limiters
+from gendurable.core.outcomes import Done
 from gendurable.core.policy import read_policy
 from gendurable.core.status import Status
 from gendurable.core.transition import GiveBack, Transition, snoozed, stop, transition, with_error
@@ -65,14 +66,14 @@ def execute(claim: Claim, machine: FSM[Any], report: Report = _ignore, run: Surr
     outcome, and the reaper's business.
     """
     try:
-        step = _find_step(claim, machine)
+        function = _find_function(claim, machine)
         ctx = _context(claim, machine, run)
     except Exception as error:  # noqa: BLE001  a row that cannot be read must not hurt its neighbours
         report("undecodable", error)
         return stop(claim, error)
     kind = "exception"
     try:
-        outcome = step.function(machine, ctx)
+        outcome = function(machine, ctx)
         kind = "bad_outcome"
         return _judged(claim, machine, outcome, ctx, run)
     except Snooze as snooze:
@@ -95,11 +96,18 @@ def timeout_of(claim: Claim, machine: FSM[Any]) -> timedelta | None:
     return None if step is None or claim.cancelling else step.timeout
 
 
-def _find_step(claim: Claim, machine: FSM[Any]) -> Step[Any, Any]:
+def _find_function(claim: Claim, machine: FSM[Any]) -> Callable[[Any, Context[Any]], object]:
+    """Return the step, or what runs in its place because the instance was cancelled."""
     step = definition(type(machine)).steps.get(claim.step)
     if step is None:
         raise UndecodableRow(f"{claim.fsm} version {claim.fsm_version} has no step {claim.step!r}; was it renamed?")
-    return step
+    return _run_hook if claim.cancelling else step.function
+
+
+def _run_hook(machine: FSM[Any], ctx: Context[Any]) -> object:
+    # It may be gone: the row was inserted by other code.
+    outcome = machine.on_cancel(ctx) if definition(type(machine)).on_cancel else None
+    return Done() if outcome is None else outcome
 
 
 def _judged(claim: Claim, machine: FSM[Any], outcome: object, ctx: Context[Any], run: Surroundings) -> Transition:

@@ -31,6 +31,7 @@ alter table gen_durable
   drop column on_cancel,
   drop column cancelling,
   drop column cancel_reason,
+  drop column cancel_round,
   drop column fail_fast;
 
 create index gen_durable_pick on gen_durable (queue, priority, eligible_at, id)

@@ -17,6 +17,7 @@ alter table gen_durable
   add column on_cancel         boolean not null default false,
   add column cancelling        boolean not null default false,
   add column cancel_reason     text,
+  add column cancel_round      int,
   add column fail_fast         boolean not null default false;
 
 comment on column gen_durable.rate_limit is 'the bucket that a claim takes weight tokens from: name, or name:tenant';
@@ -27,6 +28,7 @@ comment on column gen_durable.retry is 'the retry policy of this very instance; 
 comment on column gen_durable.on_cancel is 'its machine has a hook: a cancelled instance compensates before it ends';
 comment on column gen_durable.cancelling is 'the hook runs next, in place of the step';
 comment on column gen_durable.cancel_reason is 'why it was cancelled; set as soon as it was asked for';
+comment on column gen_durable.cancel_round is 'its spawn_round when it was cancelled; later ones are its compensation''s';
 comment on column gen_durable.fail_fast is 'the first child that fails opens the barrier it waits at';
 
 -- Limited rows stand apart: rows without a limit must not pay for them, nor wait behind them.

@@ -16,6 +16,7 @@ with moved as (
       weight = coalesce(t.weight, 1),
       concurrency_limit = t.concurrency_limit,
       fail_fast = false,
+      cancelling = false,
       locked_by = null,
       lease_expires_at = null,
       updated_at = statement_timestamp()

@@ -14,6 +14,7 @@ with ended as (
       join_round = case when t.status <> 'done' then g.join_round end, -- a retried step joins the same children
       children_pending = 0,
       fail_fast = false,
+      cancelling = false,
       locked_by = null,
       lease_expires_at = null,
       updated_at = statement_timestamp()

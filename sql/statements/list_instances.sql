@@ -5,7 +5,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status::text as status, g.state::te
        g.locked_by, g.lease_expires_at, g.fence, g.awaits, g.await_deadline, g.children_pending, g.spawn_round,
        g.join_round, g.parent_id, g.child_round, g.child_index, g.unique_key, g.unique_scope::text[] as unique_scope,
        g.unique_guard, g.rate_limit, g.weight, g.throttled, g.concurrency_limit, g.deadline, g.retry::text as retry,
-       g.on_cancel, g.cancelling, g.cancel_reason, g.fail_fast, g.inserted_at, g.updated_at
+       g.on_cancel, g.cancelling, g.cancel_reason, g.cancel_round, g.fail_fast, g.inserted_at, g.updated_at
 from gen_durable g
 where (%(status)s::text is null or g.status::text = %(status)s)
   and (%(fsm)s::text is null or g.fsm = %(fsm)s)

@@ -11,6 +11,7 @@ with again as (
       crashes = 0,
       cancelling = false,
       cancel_reason = null,
+      cancel_round = null,
       deadline = case when g.deadline > statement_timestamp() + %(ahead)s::interval then g.deadline end,
       eligible_at = statement_timestamp() + %(ahead)s::interval,
       updated_at = statement_timestamp()

@@ -54,6 +54,7 @@ with parent as (
       await_deadline = case when barrier.pending is not null
                             then statement_timestamp() + %(ahead)s::interval + parent.timeout end,
       fail_fast = coalesce(parent.fail_fast and barrier.pending is not null, false),
+      cancelling = false,
       rate_limit = null,
       weight = 1,
       concurrency_limit = null,

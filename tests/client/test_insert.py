@@ -73,6 +73,7 @@ def test_a_new_instance_is_a_runnable_row_due_now(client: Client, conn: Connecti
         "on_cancel": False,
         "cancelling": False,
         "cancel_reason": None,
+        "cancel_round": None,
         "fail_fast": False,
     }
     # The column's default is the transaction's time, the due time the statement's.

@@ -189,9 +189,34 @@ def a_job_that_is_a_coroutine():
         async def perform(self, ctx): ...
 
 
+def a_hook_that_is_a_coroutine():
+    class Culprit(FSM[dict]):
+        @step
+        def start(self, ctx): ...
+        async def on_cancel(self, ctx): ...
+
+
+def a_hook_that_is_a_step():
+    class Culprit(FSM[dict]):
+        @step
+        def start(self, ctx): ...
+        @step
+        def on_cancel(self, ctx): ...
+
+
+def a_hook_that_is_no_method():
+    class Culprit(Job[dict]):
+        on_cancel = "undo"
+
+        def perform(self, ctx): ...
+
+
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
+        (a_hook_that_is_a_coroutine, "'on_cancel' as a coroutine"),
+        (a_hook_that_is_a_step, "'on_cancel', which is no plain method"),
+        (a_hook_that_is_no_method, "'on_cancel', which is no plain method"),
         (a_coroutine, "'start' as a coroutine"),
         (a_generator, "'start' as a coroutine or generator"),
         (a_job_that_is_a_coroutine, "'perform' as a coroutine"),

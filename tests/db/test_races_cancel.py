@@ -158,6 +158,64 @@ def test_the_next_of_a_partition_key_can_be_claimed_once_the_running_one_is_canc
     assert [each.id for each in claim(conn)] == [waiting]
 
 
+# Compensation.
+
+
+@pytest.mark.parametrize("outcome", [goes_on, parks, is_done, stops, lambda claimed: spawns(claimed, new())])
+def test_a_step_that_comes_after_the_cancel_cannot_undo_the_hook(
+    conn: Connection, new_conn: NewConn, background: Background, outcome: Callable[[Claim], Any]
+):
+    step, canceller = new_conn(), new_conn()
+    claimed = claim_one(conn, on_cancel=True)
+    cancel_uncommitted(canceller, claimed.id)
+    late = background.start_blocked(step, commit, step, [outcome(claimed)])
+    canceller.execute("commit")
+    assert written(late.result()) == set()
+    [hooked] = claim(conn)
+    assert (hooked.id, hooked.cancelling, hooked.cancel_reason) == (claimed.id, True, "no longer wanted")
+
+
+def test_of_two_who_cancel_at_once_one_starts_the_hook(conn: Connection, new_conn: NewConn, background: Background):
+    holder, first, second = new_conn(), new_conn(), new_conn()
+    id = insert(conn, on_cancel=True)
+    with hold(holder, id):
+        tries = [background.start_blocked(each, cancel, each, id) for each in (first, second)]
+    assert sorted(each.result() for each in tries) == [False, True]
+    assert row(conn, id)["fence"] == 1
+
+
+def test_a_cascade_does_not_mistake_what_the_hook_spawns_for_what_was_there_before(
+    conn: Connection, new_conn: NewConn, background: Background
+):
+    # The hook runs as soon as the cancel has committed, while the cascade is still on its way down.
+    holder, canceller = new_conn(), new_conn()
+    parent = claim_one(conn, on_cancel=True)
+    commit(conn, [spawns(parent, new(queue="elsewhere"))])
+    [before] = family(conn, parent.id)
+    with hold(holder, before):
+        cancelled = background.start_blocked(canceller, lambda: cancel(canceller, parent.id, cascade=True))
+        [hooked] = claim(conn)
+        commit(conn, [spawns(hooked, new())])
+    assert cancelled.result()
+    assert statuses(conn, family(conn, parent.id)) == ["cancelled", "runnable"]
+    assert cancel(conn, parent.id, cascade=True) is False
+    assert statuses(conn, family(conn, parent.id)) == ["cancelled", "runnable"]
+
+
+def test_a_signal_to_one_that_is_just_being_cancelled_is_there_for_the_hook(
+    conn: Connection, new_conn: NewConn, background: Background
+):
+    sender, canceller = new_conn(), new_conn()
+    parked = claim_one(conn, on_cancel=True)
+    commit(conn, [parks(parked)])
+    cancel_uncommitted(canceller, parked.id)
+    sent = background.start_blocked(sender, signal, sender, parked.id)
+    canceller.execute("commit")
+    assert sent.result().woke is False
+    [hooked] = claim(conn)
+    assert [each.name for each in hooked.inbox] == ["go"]
+
+
 # Parents and children.
 
 

@@ -73,6 +73,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "lock_instances": lambda c: store.lock_instances(c, ids=[1]),
     "lock_free_instances": lambda c: store.lock_free_instances(c, ids=[1]),
     "seize": lambda c: store.seize(c, ids=[1], reason="why"),
+    "compensate": lambda c: store.compensate(c, ids=[1], reason="why"),
     "find_children": lambda c: store.find_children(c, ids=[1]),
     "reap": lambda c: store.reap(c, worker="w", limit=1, lease=MINUTE),
     "expire_awaits": lambda c: store.expire_awaits(c, limit=1),

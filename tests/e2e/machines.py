@@ -88,6 +88,14 @@ class Attentive(Job[Scene], name="attentive", max_attempts=3):
         return Interrupted()
 
 
+class Refunding(Attentive, name="refunding"):
+    """Gives back what it took, once it is cancelled."""
+
+    def on_cancel(self, ctx: Context[Scene]) -> Outcome[Scene]:
+        note("refunded", ctx, reason=ctx.cancel_reason)
+        return Done({"refunded": True})
+
+
 class Hanging(Job[Scene], name="hanging", max_attempts=1, timeout=0.5):
     """Waits at its gate for longer than it may."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from machines import Gated, Scene
+from machines import Gated, Refunding, Scene
 from stage import Stage
 from support import until
 from workers import WorkerProcess, worker
@@ -40,6 +40,28 @@ def test_a_running_step_does_not_outlive_the_deadline_of_its_instance(
     stage.open("g")
     serving.wait_for("outcome_stale", id=id)
     assert client.get(id) == instance
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_running_instance_with_a_hook_is_told_and_compensates(
+    serving: WorkerProcess, client: Client, stage: Stage, key: str | None
+):
+    id = client.insert(Refunding.new(Scene(str(stage.folder)), partition_key=key))
+    stage.wait_for("entered", id=id)
+    assert client.cancel(id, reason="no longer wanted")
+    instance = client.wait(id, timeout=20)
+    assert (instance.status, instance.result, instance.last_error) == (
+        "cancelled",
+        {"refunded": True},
+        "no longer wanted",
+    )
+    stage.wait_for("cancelled", id=id)
+    [refunded] = stage.notes("refunded", id=id)
+    assert refunded["reason"] == "no longer wanted"
+    serving.wait_for("outcome_stale", id=id)
+    if key is not None:
+        [told] = stage.notes("cancelled", id=id)
+        assert told["time"] <= refunded["time"], "one at a time of a key, the hook included"
 
 
 def test_whoever_waits_hears_of_a_cancelled_instance(serving: WorkerProcess, client: Client, stage: Stage):

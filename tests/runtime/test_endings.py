@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from scripted import Scripted
+from scripted import Scripted, raises
 from support import inbox, row
 
 from gendurable import Await, Context, Done, Job, Next, Retry, Spawn, Status, Stop
@@ -107,6 +107,195 @@ def test_a_cascade_cancels_the_children_too(harness: MakeHarness, conn: Connecti
     assert durable.cancel(id, reason="no longer wanted", cascade=True)
     found = conn.execute("select status::text, last_error, count(*) from gen_durable group by 1, 2").fetchall()
     assert found == [("cancelled", "no longer wanted", 4)]
+
+
+# Compensation.
+
+
+class Payment(Scripted, name="payment"):
+    """Gives back what it took, as the test says."""
+
+    def __init__(self, *, hook: Any, **plays: Any) -> None:
+        super().__init__(**plays)
+        self._hook = hook
+        self.compensated: list[Context[Any]] = []
+
+    def on_cancel(self, ctx: Context[Any]) -> Any:
+        self.compensated.append(ctx)
+        play = self._hook.pop(0) if isinstance(self._hook, list) else self._hook
+        return play(ctx) if callable(play) else play
+
+
+@pytest.mark.parametrize("status", STANDING)
+def test_a_machine_with_a_hook_runs_it_instead_of_the_step(harness: MakeHarness, conn: Connection, status: str):
+    play, _ = STANDING[status]
+    machine = Payment(start=play, hook=Done({"refunded": 7}))
+    durable = harness(machine, Leaf)
+    id = durable.insert(Payment.new({"n": 1}))
+    durable.drain()
+    durable.signal(id, "go" if status != "awaiting_signal" else "noise")
+    before = row(conn, id)
+    assert before["on_cancel"]
+    assert durable.cancel(id, reason="no longer wanted") is True
+    found = row(conn, id)
+    expected = {"status": "runnable", "step": "work", "cancelling": True, "cancel_reason": "no longer wanted"}
+    expected |= {"attempt": 0, "awaits": None, "await_deadline": None, "children_pending": 0}
+    assert {name: found[name] for name in expected} == expected
+    assert found["fence"] > before["fence"]
+    assert durable.cancel(id, reason="again") is False
+    assert durable.drain() == {"cancel": 1}
+    [ctx] = machine.compensated
+    assert (ctx.step, ctx.state, ctx.cancel_reason) == ("work", {"n": 1}, "no longer wanted")
+    assert (len(ctx.inbox), len(ctx.awaited)) == (1, 0)
+    assert len(ctx.joined) == (status == "awaiting_children")
+    ended = durable.get(id)
+    assert (ended.status, ended.result, ended.last_error) == ("cancelled", {"refunded": 7}, "no longer wanted")
+    assert (ended.cancelling, inbox(conn, id)) == (False, [])
+    assert durable.cancel(id) is False
+
+
+def test_a_hook_that_returns_nothing_ends_the_instance_cancelled(harness: MakeHarness):
+    durable = harness(Payment(start=Await("go", "work"), hook=None))
+    id = durable.insert(Payment.new())
+    durable.cancel(id)
+    assert durable.drain() == {"cancel": 1}
+    assert (durable.get(id).status, durable.get(id).last_error) == ("cancelled", "cancelled")
+
+
+def test_a_hook_may_take_several_steps(harness: MakeHarness, conn: Connection):
+    machine = Payment(
+        start=Await("go", "work"),
+        hook=Next("work", {"undo": 1}),
+        work=Await("refunded", "finish"),
+        finish=lambda ctx: Done({"why": ctx.cancel_reason}),
+    )
+    durable = harness(machine)
+    id = durable.insert(Payment.new())
+    durable.drain()
+    durable.cancel(id, reason="no longer wanted")
+    assert durable.drain() == {"next": 1, "await": 1}
+    assert row(conn, id)["cancelling"] is False
+    assert durable.cancel(id) is False, "it compensates"
+    durable.signal(id, "refunded")
+    assert durable.drain() == {"cancel": 1}
+    assert durable.get(id).result == {"why": "no longer wanted"}
+
+
+def test_a_hook_that_fails_is_asked_again_if_its_handler_says_so(harness: MakeHarness, conn: Connection):
+    machine = Payment(
+        start=Await("go", "work"), hook=[raises(ValueError("no")), Done()], handle=lambda *_: Retry(delay=60)
+    )
+    durable = harness(machine)
+    id = durable.insert(Payment.new())
+    durable.drain()
+    durable.cancel(id)
+    assert durable.drain() == {"retry": 1}
+    found = row(conn, id)
+    assert (found["cancelling"], found["attempt"], found["last_error"]) == (True, 1, "ValueError: no")
+    durable.advance(60)
+    assert durable.drain() == {"cancel": 1}
+    assert [ctx.attempt for ctx in machine.compensated] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("hook", "error"),
+    [(Stop("cannot be undone"), "cannot be undone"), (7, "BadOutcome: on_cancel returned 7; it must return Next")],
+)
+def test_a_hook_that_gives_up_ends_the_instance_failed(harness: MakeHarness, hook: Any, error: str):
+    durable = harness(Payment(start=Await("go", "work"), hook=hook))
+    id = durable.insert(Payment.new())
+    durable.cancel(id)
+    assert durable.drain() == {"stop": 1}
+    assert durable.get(id).status == "failed"
+    assert durable.get(id).last_error.startswith(error)
+    with pytest.raises(NoTarget):
+        durable.cancel(id)
+
+
+def test_a_crash_inside_a_hook_runs_the_hook_again(harness: MakeHarness):
+    machine = Payment(start=Await("go", "work"), hook=[raises(SystemExit()), Done()])
+    durable = harness(machine)
+    id = durable.insert(Payment.new())
+    durable.cancel(id)
+    assert durable.drain() == {"crash": 1}
+    durable.advance(60)
+    assert durable.drain() == {"cancel": 1}
+    assert durable.get(id).status == "cancelled"
+
+
+def test_a_retried_instance_has_forgotten_that_it_was_cancelled(harness: MakeHarness, conn: Connection):
+    machine = Payment(start=[Await("go", "work")], work=Done({"well": True}), hook=Done({"refunded": 7}))
+    durable = harness(machine)
+    id = durable.insert(Payment.new())
+    durable.drain()
+    durable.cancel(id)
+    durable.drain()
+    retry_instance(conn, id)
+    assert durable.drain() == {"done": 1}
+    assert (durable.get(id).status, durable.get(id).result) == ("done", {"well": True})
+
+
+def test_a_hook_that_the_code_has_lost_is_missed_by_nobody(harness: MakeHarness):
+    durable = harness(Payment(start=Done(), hook=Done()))
+    id = durable.insert(Payment.new())
+    durable.cancel(id)
+    without = type("Payment", (Scripted,), {}, name="payment")
+    assert harness(without(start=Done())).drain() == {"cancel": 1}
+    assert durable.get(id).status == "cancelled"
+
+
+def test_an_inline_machine_goes_on_compensating_on_a_claim_of_its_own(harness: MakeHarness):
+    class Quick(Payment, name="quick", inline=True):
+        pass
+
+    durable = harness(Quick(start=Await("go", "work"), hook=Next("work"), work=Next("finish"), finish=Done()))
+    id = durable.insert(Quick.new())
+    durable.cancel(id)
+    assert durable.drain() == {"next": 2, "cancel": 1}
+    assert durable.get(id).status == "cancelled"
+
+
+def test_a_cascade_leaves_the_children_of_the_compensation_alone(harness: MakeHarness, conn: Connection):
+    machine = Payment(
+        start=Spawn([Leaf.new({"n": 1}, schedule_in=3600)], "work"),
+        hook=Spawn([Leaf.new({"n": 2}, schedule_in=3600)], "finish"),
+        finish=lambda ctx: Done({"joined": [child.status for child in ctx.joined]}),
+    )
+    durable = harness(machine, Leaf)
+    id = durable.insert(Payment.new())
+    durable.drain()
+    assert durable.cancel(id, cascade=True)
+    assert durable.drain() == {"spawn": 1}
+    assert durable.cancel(id, cascade=True) is False
+    query = "select state->>'n', status::text from gen_durable where parent_id = %s order by id"
+    assert conn.execute(query, [id]).fetchall() == [("1", "cancelled"), ("2", "runnable")]
+    durable.advance(3600)
+    assert durable.drain() == {"done": 1, "cancel": 1}
+    assert durable.get(id).result == {"joined": ["done"]}
+
+
+def test_a_parent_waits_for_a_child_that_compensates(harness: MakeHarness, conn: Connection):
+    child = Payment(start=Await("go", "work"), hook=Next("work", delay=60), work=Done())
+    machine = Scripted(start=Spawn([Payment], "work"), work=Done())
+    durable = harness(machine, child)
+    id = durable.insert(Scripted.new())
+    durable.drain()
+    [born] = conn.execute("select id from gen_durable where parent_id = %s", [id]).fetchone()
+    durable.cancel(born)
+    assert durable.drain() == {"next": 1}
+    assert durable.get(id).status == "awaiting_children"
+    durable.advance(60)
+    assert durable.drain() == {"cancel": 1, "done": 1}
+
+
+def test_the_deadline_ends_a_compensation_too(harness: MakeHarness):
+    durable = harness(Payment(start=Await("go", "work"), hook=Await("never", "work")))
+    id = durable.insert(Payment.new(deadline=60))
+    durable.cancel(id)
+    durable.drain()
+    durable.advance(60)
+    durable.drain()
+    assert durable.get(id).status == "failed"
 
 
 # Deadlines.

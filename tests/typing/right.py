@@ -114,6 +114,9 @@ class Checkout(FSM[Order], name="checkout", version=1, queue="checkout", max_cra
     def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[Order]:
         return Retry(delay=1.0 * ctx.attempt) if ctx.attempt < 5 else Stop(error)
 
+    def on_cancel(self, ctx: Context[Order]) -> Outcome[Order] | None:
+        return Next(self.finish) if ctx.cancel_reason else None
+
 
 class Family(ParentTask[Order], name="family", retry=RetryPolicy(3)):
     def run(self, ctx: Context[Order]) -> Children:
@@ -154,6 +157,8 @@ def use(client: Client, harness: Harness) -> None:
     assert_type(client.insert_many([new, Notes.new({"text": "hi"})]), list[int])
     client.signal(1, "payment_confirmed", {"amount": 100}, dedup_key="evt-7")
     assert_type(client.get(1), Instance)
+    assert_type(client.cancel(1, reason="no longer wanted", cascade=True), bool)
+    assert_type(harness.cancel(1), bool)
     assert_type(client.wait(1, timeout=30), Instance)
     handle = client.insert(new, handle=True)
     assert_type(handle, Handle)

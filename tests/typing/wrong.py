@@ -68,6 +68,9 @@ class Checkout(FSM[Order], version="2"):  # error
     def spawn(self, ctx: Context[Order]) -> Outcome[Order]:
         return Spawn([Order(1)], then=self.ship)  # error
 
+    def on_cancel(self, ctx: Context[Order]) -> str:  # error
+        return "undone"
+
     @step
     def panic(self, ctx: Context[Order]) -> Outcome[Order]:
         return Spawn([Send], then=self.ship, on_failure="panic")  # error
@@ -141,6 +144,7 @@ def use(client: Client) -> None:
     RetryPolicy(retry_on=[int])  # error
     client.insert(Order(1))  # error
     client.signal("1", "paid")  # error
+    client.cancel("1")  # error
     client.wait(1, until="asleep")  # error
     client.handle(1).wait(until="done")  # error
     client.insert(Checkout.new(Order(1))).result()  # error
