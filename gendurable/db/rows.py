@@ -65,6 +65,14 @@ class Held:
 
 
 @frozen
+class DeadlinesPassed:
+    """Whether some await, and whether some instance, is overdue."""
+
+    awaits: bool
+    instances: bool
+
+
+@frozen
 class Overdue:
     """An instance that lives past its deadline."""
 

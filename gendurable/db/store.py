@@ -21,6 +21,7 @@ from gendurable.db.arrays import binaries, integers, intervals, sparse, texts
 from gendurable.db.connection import Connection, needs_transaction, one_commit
 from gendurable.db.rows import (
     Count,
+    DeadlinesPassed,
     Delivery,
     Due,
     Ended,
@@ -373,6 +374,11 @@ def reap(conn: Connection, *, worker: str, limit: int, lease: timedelta, ahead: 
 def expire_awaits(conn: Connection, *, limit: int, ahead: timedelta = ZERO) -> Rows[Woken]:
     """Wake parked instances whose deadline has passed."""
     return _rows(conn, Woken, "expire_awaits", limit=limit, ahead=ahead)
+
+
+def deadlines_passed(conn: Connection, *, ahead: timedelta = ZERO) -> Rows[DeadlinesPassed]:
+    """Tell whether awaits or instances are overdue."""
+    return _rows(conn, DeadlinesPassed, "deadlines_passed", ahead=ahead)
 
 
 def find_overdue(conn: Connection, *, limit: int, ahead: timedelta = ZERO) -> Rows[Overdue]:

@@ -6,6 +6,7 @@ from time import monotonic
 
 from attrs import frozen
 
+from gendurable.db import store
 from gendurable.db.connection import Connection
 from gendurable.events import AwaitsTimedOut, DeadlineExceeded, GarbageCollected, LeaseReaped
 from gendurable.runtime.known import KnownLimits
@@ -99,13 +100,18 @@ class Maintenance(Loop):
         return False
 
     def _expire(self) -> set[str]:
-        late, woken = end_late(self._session.conn)  # before they are woken only to be ended
-        for row in late:
-            self._emit(DeadlineExceeded(row.id, row.queue, row.fsm, row.step, row.deadline))
-        overdue = wake_overdue(self._session.conn)
-        if overdue:
+        conn = self._session.conn
+        passed = store.deadlines_passed(conn).one()
+        due: set[str] = set()
+        if passed is not None and passed.instances:  # first: else they would be woken only to be ended
+            late, woken = end_late(conn)
+            for row in late:
+                self._emit(DeadlineExceeded(row.id, row.queue, row.fsm, row.step, row.deadline))
+            due |= woken
+        if passed is not None and passed.awaits and (overdue := wake_overdue(conn)):
             self._emit(AwaitsTimedOut(len(overdue)))
-        return {row.queue for row in overdue} | woken
+            due |= {row.queue for row in overdue}
+        return due
 
     def _reap(self) -> set[str]:
         reaped = reap_expired(self._session.conn, worker=self._settings.worker, lease=self._settings.lease)

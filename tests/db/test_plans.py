@@ -380,6 +380,12 @@ def test_deadlines_of_instances_are_read_in_order(explain: Explain):
     assert nothing.pages <= PAGES_FOR_NOTHING
 
 
+def test_a_sweep_that_has_nothing_to_do_reads_next_to_nothing(explain: Explain):
+    nothing = explain(store.deadlines_passed)
+    assert nothing.rows_by("gen_durable_await_deadline") == nothing.rows_by("gen_durable_deadline") == 0
+    assert nothing.pages <= PAGES_FOR_NOTHING
+
+
 @pytest.mark.parametrize("lock", [store.lock_instances, store.lock_free_instances])
 def test_what_is_ended_from_outside_is_found_by_its_id(explain: Explain, lock: Callable[..., object]):
     ids = explain.ids("status = 'awaiting_signal'")

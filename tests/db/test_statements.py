@@ -77,6 +77,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "find_children": lambda c: store.find_children(c, ids=[1]),
     "reap": lambda c: store.reap(c, worker="w", limit=1, lease=MINUTE),
     "expire_awaits": lambda c: store.expire_awaits(c, limit=1),
+    "deadlines_passed": store.deadlines_passed,
     "find_overdue": lambda c: store.find_overdue(c, limit=1),
     "hasten_throttled": lambda c: store.hasten_throttled(c, limit=1),
     "drop_buckets": lambda c: store.drop_buckets(c, limit=1),

@@ -178,7 +178,7 @@ def test_claims_whose_answer_was_lost_come_back_when_their_lease_is_over(
         ("committer", "committer", "begin"),
         ("committer", "committer", "commit"),  # the server has locked rows by then, and would keep them locked
         ("heartbeat", "heartbeat", "extend_leases"),
-        ("maintenance", "maintenance", "expire_awaits"),
+        ("maintenance", "maintenance", "deadlines_passed"),
         ("locks", "lock", "lock_partitions"),
     ],
 )

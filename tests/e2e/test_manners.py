@@ -93,7 +93,7 @@ def test_a_worker_never_listens_and_when_idle_says_at_most_two_things_a_second(t
         done = statements()[-1].time
 
         def sweeps() -> list[float]:
-            return [each.time for each in statements() if each.name == "expire_awaits" and each.time > done]
+            return [each.time for each in statements() if each.name == "deadlines_passed" and each.time > done]
 
         # A sweep comes every second: by the sixth the poller has found its slowest pace, by the eighteenth we have seen
         # enough.
@@ -103,7 +103,7 @@ def test_a_worker_never_listens_and_when_idle_says_at_most_two_things_a_second(t
         assert only.process.poll() is None
     idle = [each.name for each in said if since < each.time <= to]
     assert len(idle) / (to - since) <= 2, idle
-    assert {"claim", "expire_awaits"} <= set(idle)
+    assert {"claim", "deadlines_passed"} <= set(idle)
     assert not [each for each in said if re.search(r"\b(un)?listen\b|notify\b", each.text, re.IGNORECASE)]
     assert {"advance", "spawn", "park", "finish", "lock_partitions"} <= {each.name for each in said}
 
