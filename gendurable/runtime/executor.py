@@ -83,11 +83,17 @@ def execute(claim: Claim, machine: FSM[Any], report: Report = _ignore, run: Surr
         return _handled(claim, machine, error, report, run)
 
 
-def time_out(claim: Claim, machine: FSM[Any], timeout: timedelta, report: Report = _ignore) -> Transition:
+def time_out(
+    claim: Claim,
+    machine: FSM[Any],
+    timeout: timedelta,
+    report: Report = _ignore,
+    limiters: Limiters | None = None,
+) -> Transition:
     """Give up on a step that took too long, and ask its handler what is to follow."""
     error = StepTimeout(claim.step, timeout.total_seconds())
     report("timeout", error)
-    return _handled(claim, machine, error, report, CALM)
+    return _handled(claim, machine, error, report, Calm(limiters=limiters))
 
 
 def timeout_of(claim: Claim, machine: FSM[Any]) -> timedelta | None:

@@ -127,7 +127,7 @@ class Runner:
         step = CurrentStep(claim.id, claim.fsm, claim.step)
         self.learn(claim, timeout.total_seconds())
         try:
-            change = in_step(step, time_out, claim, machine, timeout, self._reporter(claim))
+            change = in_step(step, time_out, claim, machine, timeout, self._reporter(claim), execution.limiters)
         except BaseException as error:  # noqa: BLE001  the handler's SystemExit
             self._crashed(claim, error)
             return None

@@ -197,7 +197,7 @@ class Harness:
         change = execute(claim, machine, run=run)
         if timeout is None or deadline is None or self._now() < deadline:
             return change
-        return time_out(claim, machine, timeout)
+        return time_out(claim, machine, timeout, limiters=self._limits.current)
 
     def _now(self) -> datetime:
         return datetime.now(UTC) + self._ahead
