@@ -15,6 +15,8 @@ from gendurable.runtime.known import KnownLimits
 from gendurable.runtime.loop import Wires
 
 LONGEST_LOOK = 3600.0
+# How long others wait for a step that shares their session.
+SECONDS_SHARED = 0.05
 
 
 class LateEvent:
@@ -55,6 +57,8 @@ class Execution:
     timeout: timedelta | None = None
     deadline: datetime | None = None
     due: float = inf
+    # When others have waited for it long enough.
+    relief: float = inf
 
     def __init__(self, claim: Claim, shutting_down: Flag, limiters: Limiters | None) -> None:
         """Begin to run a claim."""
@@ -87,17 +91,25 @@ class Executions:
         execution = Execution(claim, self._shutting_down, limiters)
         if chunk is not None:
             execution.chunk = chunk
-        if timeout is None:
+            if chunk.is_shared:
+                execution.relief = monotonic() + SECONDS_SHARED
+        if timeout is not None:
+            execution.timeout = timeout
+            execution.deadline = datetime.now(UTC) + timeout
+            execution.due = monotonic() + timeout.total_seconds()
+        look = min(execution.due, execution.relief)
+        if look == inf:
             self._running[execution.key] = execution
             return execution
-        execution.timeout = timeout
-        execution.deadline = datetime.now(UTC) + timeout
-        execution.due = monotonic() + timeout.total_seconds()
         with self._changed:
             self._running[execution.key] = execution
-            if execution.due < self._next_look:
+            if look < self._next_look:
                 self._changed.notify()
         return execution
+
+    def is_running(self, execution: Execution) -> bool:
+        """Whether nobody has spoken for it yet."""
+        return execution.key in self._running
 
     def end(self, execution: Execution) -> bool:
         """Watch it no longer; true for the first who says so, and for nobody else."""
@@ -112,7 +124,7 @@ class Executions:
         return [execution.claim for execution in told]
 
     def wait_overdue(self) -> list[Execution]:
-        """Wait until the time of some is up, and return those; none: there will be no more.
+        """Wait until the time of some, or others' patience with them, is up, and return those; none: no more will come.
 
         Not a queue of deadlines: what ended long before its own would fill it.
         """
@@ -120,9 +132,9 @@ class Executions:
             while not self._is_closed:
                 running = list(self._running.values())
                 now = monotonic()
-                if overdue := [execution for execution in running if execution.due <= now]:
+                if overdue := [each for each in running if each.due <= now or each.relief <= now]:
                     return overdue
-                self._next_look = min((execution.due for execution in running), default=inf)
+                self._next_look = min((min(each.due, each.relief) for each in running), default=inf)
                 self._changed.wait(min(self._next_look - now, LONGEST_LOOK))
             return []
 
@@ -136,11 +148,19 @@ class Executions:
 class Timekeeper:
     """A thread, without a connection, that ends the executions whose time is up."""
 
-    def __init__(self, executions: Executions, wires: Wires, on_overdue: Callable[[Execution], None]) -> None:
-        """Hand each overdue execution that has not ended itself to `on_overdue`."""
+    def __init__(
+        self,
+        executions: Executions,
+        wires: Wires,
+        *,
+        on_overdue: Callable[[Execution], None],
+        on_slow: Callable[[Execution], None],
+    ) -> None:
+        """Hand each execution that has not ended in time to `on_overdue`, one that holds others up to `on_slow`."""
         self._executions = executions
         self._wires = wires
         self._on_overdue = on_overdue
+        self._on_slow = on_slow
         self._thread = threading.Thread(target=self._run, name="timekeeper", daemon=True)
 
     def start(self) -> None:
@@ -151,7 +171,10 @@ class Timekeeper:
         try:
             while overdue := self._executions.wait_overdue():
                 for execution in overdue:
-                    if self._executions.end(execution):
+                    if execution.due > monotonic():
+                        execution.relief = inf  # once is enough
+                        self._on_slow(execution)
+                    elif self._executions.end(execution):
                         execution.cancelled.set()
                         self._on_overdue(execution)
         except BaseException as error:  # noqa: BLE001  whatever it is, it must not go unnoticed

@@ -160,10 +160,7 @@ class Runner:
         except Superseded:
             raise  # all of it is the other thread's by now
         except psycopg.Error as error:
-            # Without this session nothing of them may be written, and no sibling starts before the rows are reaped.
-            for claim in chunk.unsettled.values():
-                self.emit(LockLost(claim.id, claim.queue, claim.fsm, claim.step, one_line(error)))
-            self.on_settled([*chunk.unsettled.values()], frozenset())
+            self._lose([*chunk.unsettled.values()], error)
             self.locks.release(chunk.conn, clean=False)
         except BaseException:
             self.locks.release(chunk.conn, clean=False)
@@ -177,23 +174,58 @@ class Runner:
         Then what has been performed does not wait for the rest.
         """
         enough = monotonic() + SECONDS_UNCOMMITTED
-        for claim in chunk.unsettled.values():
+        while (claim := chunk.start()) is not None:
             chunk.add(claim, self._perform(claim, chunk))
             if monotonic() > enough or self.stopping.is_set():
                 break
 
     def _settle_some(self, chunk: Chunk) -> None:
         """Commit what was performed, and let go."""
+        with chunk.lock:
+            self._settle_performed(chunk)
+            if self.stopping.is_set():
+                self._hand_back(chunk)
+
+    def relieve(self, execution: Execution) -> None:
+        """A step that shares its session takes its time: do what need not wait for it, in another thread.
+
+        What was performed before it is committed, and what has not begun goes to other threads.
+        """
+        chunk = execution.chunk
+        if chunk is None:
+            return
+        with chunk.lock:
+            if not self.executions.is_running(execution):
+                return  # it has ended after all, and its thread goes on with the rest
+            try:
+                self._settle_performed(chunk)
+                self._hand_back(chunk)
+            except psycopg.Error as error:
+                # The step itself runs on: what it has come to, its own thread will see.
+                lost = [claim for claim in chunk.unsettled.values() if claim is not execution.claim]
+                for claim in lost:
+                    del chunk.unsettled[claim.id]
+                chunk.recall()
+                self._lose(lost, error)
+
+    def _settle_performed(self, chunk: Chunk) -> None:
         performed, crashed = chunk.take()
         if crashed:
             self._let_go(chunk, crashed)
         if performed:
             self._commit_keyed(chunk, performed)
-        if chunk.unsettled and self.stopping.is_set():
-            unstarted = [*chunk.unsettled.values()]
+
+    def _hand_back(self, chunk: Chunk) -> None:
+        if unstarted := chunk.recall():
             self._let_go(chunk, unstarted)
             for claim in unstarted:
                 self.on_unstarted(claim)
+
+    def _lose(self, claims: Sequence[Claim], error: psycopg.Error) -> None:
+        """Without their session nothing of them may be written, and no sibling starts before the rows are reaped."""
+        for claim in claims:
+            self.emit(LockLost(claim.id, claim.queue, claim.fsm, claim.step, one_line(error)))
+        self.on_settled(claims, frozenset())
 
     def _let_go(self, chunk: Chunk, claims: Sequence[Claim]) -> None:
         store.unlock_partitions(chunk.conn, keys=_keys(claims)).all()

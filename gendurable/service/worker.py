@@ -107,7 +107,7 @@ class Worker:
         self._committer = Committer(
             self._session("committer", lock_timeout=LOCK_TIMEOUT), self._wires, self._settled, self._carried
         )
-        self._timekeeper = Timekeeper(self._executions, self._wires, self._overdue)
+        self._timekeeper = Timekeeper(self._executions, self._wires, on_overdue=self._overdue, on_slow=self._relieve)
         self._runner = Runner(
             machines=registry.machines,
             locks=self._locks,
@@ -299,6 +299,10 @@ class Worker:
     def _lost(self, lost: Sequence[Lost]) -> None:
         for claim in self._executions.lose(lost):
             self._emit(ClaimLost(claim.id, claim.queue, claim.fsm, claim.step))
+
+    def _relieve(self, execution: Execution) -> None:
+        name = f"relief {execution.claim.queue}"
+        threading.Thread(target=self._runner.relieve, args=[execution], name=name, daemon=True).start()
 
     def _overdue(self, execution: Execution) -> None:
         claim = execution.claim

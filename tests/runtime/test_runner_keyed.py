@@ -23,7 +23,8 @@ from gendurable.events import (
     StepCommitted,
     StepCrashed,
 )
-from gendurable.runtime.executions import Executions
+from gendurable.runtime.executions import Executions, Timekeeper
+from gendurable.runtime.loop import Wires
 from gendurable.runtime.partitions import LockConnections
 from gendurable.runtime.runner import SECONDS_UNCOMMITTED, Runner
 from gendurable.service.worker import LOCK_TIMEOUT
@@ -220,3 +221,75 @@ def test_one_that_takes_too_long_leaves_the_session_and_what_is_left_to_do_to_an
     assert sorted(told.settled) == [claim.id for claim in claims]
     assert running.locks.used == 0
     assert running.locks.idle == 1
+
+
+@contextmanager
+def hanging(
+    conn: Connection, background: Background, runner: Callable[..., Runner]
+) -> Iterator[tuple[Runner, list[Claim]]]:
+    """Three claims that share a session; the second hangs for the length of the block, and is then done."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hang(_: Any) -> Done:
+        entered.set()
+        assert go_on.wait(60)
+        return Done()
+
+    claims = keyed(conn, 3)
+    running = runner(start=[Done(), hang, Done()])
+    ending = background.start(running.run, claims)
+    assert entered.wait(20)
+    try:
+        yield running, claims
+    finally:
+        go_on.set()
+        assert ending.result(20) is False
+
+
+def test_one_that_takes_its_time_holds_up_neither_those_before_it_nor_those_behind_it(
+    conn: Connection, new_conn: NewConn, background: Background, runner: Callable[..., Runner], told: Told
+):
+    other = new_conn()
+    with hanging(conn, background, runner) as (running, claims):
+        first, slow, last = (claim.id for claim in claims)
+        [execution] = running.executions._running.values()
+        assert told.settled == []
+        running.relieve(execution)
+        assert statuses(conn, [first, slow, last]) == ["done", "executing", "executing"]
+        assert (told.settled, told.unstarted) == ([first], [last])
+        assert store.lock_partitions(other, keys=["k0", "k1", "k2"]).all() == ["k0", "k2"]
+    assert statuses(conn, [slow, last]) == ["done", "executing"]
+    assert store.lock_partitions(other, keys=["k1"]).all() == ["k1"]
+    running.relieve(execution)  # too late, and nobody's to do
+    assert (told.settled, told.unstarted) == ([first, slow], [last])
+
+
+def test_what_shares_a_session_with_one_that_takes_its_time_learns_that_it_is_lost(
+    conn: Connection, background: Background, runner: Callable[..., Runner], told: Told
+):
+    with hanging(conn, background, runner) as (running, claims):
+        first, slow, last = (claim.id for claim in claims)
+        [execution] = running.executions._running.values()
+        conn.execute("select pg_terminate_backend(pid, 20000) from pg_stat_activity where application_name = 'lock'")
+        running.relieve(execution)
+        assert told.kinds(LockLost) == told.settled == [first, last]
+    assert told.kinds(LockLost) == told.settled == [first, last, slow]
+    assert statuses(conn, [first, slow, last]) == ["executing"] * 3
+
+
+def test_others_wait_a_moment_for_one_that_shares_their_session_and_no_longer(
+    conn: Connection, background: Background, runner: Callable[..., Runner]
+):
+    slow: list[int] = []
+    with hanging(conn, background, runner) as (running, claims):
+        wires = Wires(lambda _: None, lambda: None)
+        timekeeper = Timekeeper(
+            running.executions,
+            wires,
+            on_overdue=lambda _: pytest.fail("it has no timeout"),
+            on_slow=lambda execution: slow.append(execution.claim.id),
+        )
+        timekeeper.start()
+        until(lambda: slow == [claims[1].id], "the slow one noticed")
+    running.executions.close()
+    assert slow == [claims[1].id]
