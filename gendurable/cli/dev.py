@@ -9,7 +9,7 @@ import click
 from gendurable.cli.invocation import Invocation, pass_invocation
 from gendurable.cli.options import Command, setting, takes, worker_options
 from gendurable.cli.output import note
-from gendurable.cli.worker import obey_early
+from gendurable.service.shutdown import Shutdown
 
 if TYPE_CHECKING:
     from gendurable.config import Config
@@ -39,7 +39,7 @@ def dev(invocation: Invocation, /, port: int | None, reset: bool, until_idle: bo
     Starts the server, migrates it, and works: for development, not for production. Without --fsms it runs the demo
     machines; without --queues it serves every queue that the machines name.
     """
-    obey_early()
+    shutdown = Shutdown()
     if "dsn" in invocation.settings:
         raise click.UsageError("dev brings its own server: use `gendurable worker` with --dsn")
     from gendurable import embedded
@@ -64,7 +64,7 @@ def dev(invocation: Invocation, /, port: int | None, reset: bool, until_idle: bo
             note(f"gendurable: and there: gendurable insert {TRY} --wait")
         if port is not None:
             note(f"gendurable: also at {server.tcp_dsn}")
-        return _run(plan, server.dsn, until_idle=until_idle)
+        return _run(plan, server.dsn, shutdown, until_idle=until_idle)
 
 
 def _plan(invocation: Invocation) -> "Config":
@@ -88,7 +88,7 @@ def _queues_of(machines: "Registry") -> dict[str, int]:
     return dict.fromkeys(sorted(names), QUEUE_SIZE)
 
 
-def _run(config: "Config", dsn: str, *, until_idle: bool) -> int:
+def _run(config: "Config", dsn: str, shutdown: Shutdown, *, until_idle: bool) -> int:
     from attrs import evolve
 
     from gendurable.service.processes import supervise
@@ -96,9 +96,9 @@ def _run(config: "Config", dsn: str, *, until_idle: bool) -> int:
 
     config = evolve(config, dsn=dsn, lock_dsn=None)
     if config.processes == 1:
-        return run_worker(config, until_idle=until_idle)
+        return run_worker(config, shutdown, until_idle=until_idle)
     arguments = _worker_arguments(config) + (["--until-idle"] if until_idle else [])
-    return supervise(config, arguments, until_idle=until_idle)
+    return supervise(config, arguments, shutdown, until_idle=until_idle)
 
 
 def _worker_arguments(config: "Config") -> list[str]:

@@ -1,14 +1,11 @@
 """`gendurable worker`: the daemon."""
 
-import signal
-import sys
-from types import FrameType
-
 import click
 
 from gendurable.cli.invocation import Invocation, pass_invocation
 from gendurable.cli.options import Command, takes, worker_options
 from gendurable.cli.output import note
+from gendurable.service.shutdown import Shutdown
 
 
 @click.command(cls=Command)
@@ -18,7 +15,7 @@ from gendurable.cli.output import note
 @pass_invocation
 def worker(invocation: Invocation, /, until_idle: bool, check_config: bool) -> int:
     """Run instances: claim, execute, commit, until told to stop."""
-    obey_early()
+    shutdown = Shutdown()
     config = invocation.config
     if check_config:
         from gendurable.core.registry import load
@@ -32,20 +29,7 @@ def worker(invocation: Invocation, /, until_idle: bool, check_config: bool) -> i
     if config.processes > 1:
         from gendurable.service.processes import supervise
 
-        return supervise(config, invocation.arguments, until_idle=until_idle)
+        return supervise(config, invocation.arguments, shutdown, until_idle=until_idle)
     from gendurable.service.run import run_worker
 
-    return run_worker(config, until_idle=until_idle)
-
-
-def obey_early() -> None:
-    """Loading takes its time: whoever says stop meanwhile is obeyed at once, since nothing has begun."""
-    from gendurable.service.shutdown import asked
-
-    for number in asked():
-        signal.signal(number, _stop)
-
-
-def _stop(_: int, __: FrameType | None) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal says it twice
-    sys.exit(0)
+    return run_worker(config, shutdown, until_idle=until_idle)

@@ -29,7 +29,7 @@ HOPELESS = (2, 5)
 LEAVING = 30.0
 
 
-def supervise(config: Config, argv: Sequence[str], *, until_idle: bool = False) -> int:
+def supervise(config: Config, argv: Sequence[str], shutdown: Shutdown, *, until_idle: bool = False) -> int:
     """Run `config.processes` workers with the command line `argv`; return the exit code.
 
     Each child gets the whole command line, with what is its own added at the end, where it counts.
@@ -40,7 +40,7 @@ def supervise(config: Config, argv: Sequence[str], *, until_idle: bool = False) 
         logs = Logs(log_format=config.log_format, log_level=config.log_level)
         supervisor = _Supervisor(config, children, mailbox, emit=logs, until_idle=until_idle)
         # The second signal leaves no time for a drain: the children go as the supervisor does.
-        shutdown = Shutdown(on_leave=supervisor.kill)
+        shutdown.on_leave = supervisor.kill
         shutdown.serve()
         try:
             return supervisor.run(shutdown)

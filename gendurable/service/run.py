@@ -25,9 +25,8 @@ FIRST_IDLE_CHECK, LONGEST_IDLE_CHECK = 0.02, 0.2
 SUPERVISOR = "GENDURABLE_SUPERVISOR"
 
 
-def run_worker(config: Config, *, until_idle: bool = False) -> int:
+def run_worker(config: Config, shutdown: Shutdown, *, until_idle: bool = False) -> int:
     """Work until asked to end, until idle if so wanted, or until a loop dies; return the exit code."""
-    shutdown = Shutdown()
     if config.switch_interval is not None:
         sys.setswitchinterval(config.switch_interval.total_seconds())
     # A random part: a worker that comes back under its old name and pid must not be taken for the dead one.

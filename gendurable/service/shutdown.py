@@ -17,12 +17,14 @@ def asked() -> list[signal.Signals]:
 class Shutdown:
     """Listens to the kernel's signals; "signals" elsewhere in gendurable are messages to instances.
 
-    Until `serve` is called nothing has been claimed, and a signal simply ends the process.
+    Until `serve` is called nothing has been claimed, and a signal simply ends the process. That may be caught on its
+    way by whatever is being imported: `is_asked` tells all the same.
     """
 
-    def __init__(self, on_leave: Callable[[], None] = lambda: None) -> None:
-        """Take the signals over, as early as possible; `on_leave` is called before the second signal ends it all."""
-        self._on_leave = on_leave
+    def __init__(self) -> None:
+        """Take the signals over, as early as possible: loading takes its time."""
+        # Called before the second signal ends it all.
+        self.on_leave: Callable[[], None] = lambda: None
         self.is_asked = False
         self._serving = False
         # A pipe and no threading.Event: a handler that runs in the middle of Event.wait would wait for a lock that
@@ -51,7 +53,7 @@ class Shutdown:
         if self.is_asked:
             if number == signal.SIGHUP:  # of a terminal that is closed both the shell and the kernel tell us
                 return
-            self._on_leave()
+            self.on_leave()
             os._exit(128 + number)  # without a last flush: whoever should read it may be what we hang on
         self.ask()
         if not self._serving:

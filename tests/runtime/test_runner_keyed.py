@@ -98,8 +98,9 @@ def test_they_are_committed_together(conn: Connection, new_conn: NewConn, runner
 
 
 def test_each_runs_under_the_lock_of_its_key(conn: Connection, new_conn: NewConn, runner: Callable[..., Runner]):
-    other = new_conn()
-    runner(start=lambda _: Done({"free": store.lock_partitions(other, keys=["k0", "k1"]).all()})).run(keyed(conn, 2))
+    other, claims = new_conn(), keyed(conn, 2)
+    keys = {claim.id: claim.partition_key for claim in claims}
+    runner(start=lambda ctx: Done({"free": store.lock_partitions(other, keys=[keys[ctx.id]]).all()})).run(claims)
     assert [found for (found,) in conn.execute("select result->'free' from gen_durable")] == [[], []]
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 from support import until
 
@@ -51,3 +52,26 @@ def test_a_second_signal_ends_a_process_whose_log_nobody_reads():
             assert process.wait(20) == 128 + signal.SIGTERM
         finally:
             process.kill()
+
+
+SWALLOWS = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    import base64, binascii  # a handler runs before the next line
+except BaseException:
+    swallowed = True
+from gendurable import Job
+
+class Nothing(Job[dict], name="nothing"):
+    def perform(self, ctx):
+        assert swallowed
+"""
+
+
+def test_a_signal_whose_exit_a_module_swallows_while_it_is_loaded_is_obeyed_all_the_same(dsn: str, tmp_path: Path):
+    (tmp_path / "swallows.py").write_text(SWALLOWS)
+    command = [sys.executable, "-m", "gendurable", "worker", "--fsms", "swallows", "--dsn", dsn]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "worker_started" not in done.stderr
