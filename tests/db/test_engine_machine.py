@@ -232,7 +232,7 @@ class EngineMachine(RuleBasedStateMachine):
             "insert": 2 if len(alive) < CROWD else 0,
             "signal": 4 if is_any_parked else 1,
             "retry": 1 if self.retryable() else 0,
-            "cancel": 1 if self.model.rows else 0,
+            "cancel": 3 if any(row.cancelling or row.spawn_round for row in alive) else 1 if self.model.rows else 0,
             "claim": 3 if is_busy else 1,
             "claim_and_commit": 6 if is_busy else 0,
             "commit": 3 if is_any_held else 0,
@@ -324,8 +324,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert delivery.woke == self.model.deliver(sent)
 
     def cancel(self, data: st.DataObject) -> None:
-        row = data.draw(st.sampled_from(list(self.model.rows.values())), label="instance")
-        cascade = data.draw(st.booleans(), label="cascade")
+        parents = [row for row in self.model.rows.values() if row.spawn_round]
+        row = data.draw(st.sampled_from([*self.model.rows.values(), *(4 * parents)]), label="instance")
+        cascade = data.draw(st.sampled_from((True, True, False)), label="cascade")
         if row.status in {Status.DONE, Status.FAILED}:
             with pytest.raises(NoTarget):
                 cancel_now(self.conn, row.id, "enough", cascade=cascade, ahead=self.ahead)
@@ -688,7 +689,7 @@ PLANTED = {
     "a retry starts counting anew": ("repeat", "attempt = g.attempt + t.attempts", "attempt = t.attempts"),
     "gc takes the children of a living parent": ("gc", "in ('done', 'failed', 'cancelled'))", "is not null)"),
     "a failed child does not open a barrier that is to fail fast": ("finish", "p.fail_fast and", "false and"),
-    "a cascade ends at one that has ended": ("find_children", "c.spawn_round > 0", "false"),
+    "a cascade passes children by that wait": ("find_children", ", 'awaiting_signal'", ""),
     "a deadline that has passed ends a retried instance at once": ("retry", "g.deadline >", "g.deadline <>"),
     "a hook that has run runs again": ("advance", "cancelling = false", "cancelling = g.cancelling"),
     "a cascade takes the compensation too": ("find_children", "<= p.cancel_round", "is not null"),

@@ -57,7 +57,7 @@ def test_what_was_claimed_goes_on_and_what_it_leads_to_waits(conn: Connection):
 
 def test_only_what_could_run_counts_as_work(conn: Connection):
     def has_work() -> bool | None:
-        return store.has_work(conn, queues=["q", "other"], machines=MACHINES).one()
+        return store.has_work(conn, queues=["q", "other"], machines=MACHINES, keyed=True).one()
 
     insert(conn)
     insert(conn, partition_key="k")
