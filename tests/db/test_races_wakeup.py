@@ -1,10 +1,12 @@
 """Park, delivery and deadline meet in every order, and no wake-up is lost. Numbers are those of the known pitfalls."""
 
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from races import (
     GATE,
     NewConn,
@@ -27,7 +29,7 @@ from support import Background, hold, inbox, row, until
 
 from gendurable.core.claim import Claim
 from gendurable.db import store
-from gendurable.db.connection import Connection
+from gendurable.db.connection import Connection, connect, one_commit
 from gendurable.db.operations import commit
 from gendurable.errors import NoTarget
 from gendurable.runtime.sweeping import wake_overdue
@@ -178,6 +180,17 @@ def test_a_sender_whose_transaction_looks_at_the_past_is_refused_rather_than_unh
     with pytest.raises(psycopg.errors.SerializationFailure):
         store.lock_target(sender, id=claimed.id)
     sender.execute("rollback")
+
+
+def test_a_servers_default_does_not_let_the_engine_look_at_the_past(dsn: str):
+    # A park's second look must see what was committed since its first.
+    strict = make_conninfo(dsn, options="-c default_transaction_isolation=serializable")
+    with closing(connect(strict)) as conn:
+        assert conn.execute("show transaction_isolation").fetchone() == ("read committed",)
+        conn.execute("set default_transaction_isolation = serializable")  # as behind a pooler, where no setting stays
+        with one_commit(conn):
+            level = conn.execute("show transaction_isolation")
+        assert level.fetchone() == ("read committed",)
 
 
 # 2.1-3: accumulating a pack.
