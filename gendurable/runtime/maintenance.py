@@ -79,7 +79,8 @@ class Maintenance(Loop):
             self._next_reap = monotonic() + jittered(reap)
         if due:
             self._on_due(frozenset(due))
-        return 0 if self._collect(conn) else jittered(self._settings.sweep)
+        # At most one sweep's time, jitter included: so soon a deadline fires.
+        return 0 if self._collect(conn) else jittered(0.8 * self._settings.sweep)
 
     def _collect(self, conn: Connection) -> bool:
         """Delete one batch of old rows, if it is time; true if more may follow.

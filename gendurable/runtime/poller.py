@@ -88,7 +88,8 @@ class Poller(Loop):
         settings = self._settings
         if self.slots.waiting and monotonic() >= self._look_for_pause:
             self._look_for_pause = monotonic() + settings.poll
-            self._heed_pause()
+            if self.prefetch.has_stalled(self.slots.still_for) or self._is_paused():
+                self._give_back()
         held = self._inflight.count(settings.queue)
         most = self.slots.size + self.prefetch.depth
         room = most - held
@@ -121,14 +122,14 @@ class Poller(Loop):
         next_token = self._limited.next_token
         return pause if next_token is None else min(pause, max(next_token, FIRST_LOOK))
 
-    def _heed_pause(self) -> None:
-        """Give back what was claimed ahead and not begun, if the queue has been paused since."""
-        conn = self._session.conn
-        if not store.is_paused(conn, queue=self._settings.queue).one():
-            return
+    def _is_paused(self) -> bool:
+        return bool(store.is_paused(self._session.conn, queue=self._settings.queue).one())
+
+    def _give_back(self) -> None:
+        """Give back what was claimed ahead and not begun: the queue was paused, or others may be free for it."""
         unstarted = self.slots.recall()
         try:
-            give_back(conn, unstarted)
+            give_back(self._session.conn, unstarted)
         except Exception:
             self.slots.offer(unstarted)  # still ours: the heartbeat keeps them
             raise

@@ -7,6 +7,8 @@ from gendurable.core.claim import Claim
 # What waits here is out of other workers' reach and blind to newer, more urgent rows: keep that short.
 SECONDS_AHEAD = 0.2
 MOST_AHEAD = 2000
+# No claim was taken for so long: it is not what was learned any more.
+SECONDS_STALLED = 1.0
 # What shares a session starts and is committed one after the other: worth it only for steps that take no time.
 SECONDS_TOGETHER = 0.002
 MOST_TOGETHER = 32
@@ -37,6 +39,16 @@ class Prefetch:
         if self._fixed is not None:
             return self._fixed
         return _finished(self._size * SECONDS_AHEAD, self._mean, MOST_AHEAD)
+
+    def has_stalled(self, seconds: float) -> bool:
+        """Learn that no waiting claim was taken for so long; tell whether they should wait elsewhere.
+
+        How long a step takes is learned when it ends, and steps that take hours may follow thousands of quick ones.
+        """
+        if self._fixed is not None or seconds < SECONDS_STALLED:
+            return False
+        self._mean = max(self._mean or 0.0, seconds)
+        return True
 
     def together(self, claim: Claim) -> int:
         """Say how many claims with a partition key, this one among them, a thread may take at a time."""

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from queue import SimpleQueue
+from time import monotonic
 
 from gendurable.core.claim import Claim
 
@@ -39,10 +40,13 @@ class Slots:
         self._abandoned = 0
         self._starting = False
         self._closed = False
+        self._last_taken = monotonic()
 
     def offer(self, claims: Iterable[Claim]) -> None:
         """Run these as threads come free."""
         with self._lock:
+            if not self._waiting:
+                self._last_taken = monotonic()
             for claim in claims:
                 heapq.heappush(self._waiting, (claim.priority, next(self._order), claim))
             self._start_another()
@@ -78,6 +82,11 @@ class Slots:
     def waiting(self) -> int:
         """How many claims wait for a thread."""
         return len(self._waiting)
+
+    @property
+    def still_for(self) -> float:
+        """For how many seconds no thread has taken any of the claims that wait."""
+        return monotonic() - self._last_taken
 
     @property
     def abandoned(self) -> int:
@@ -119,6 +128,7 @@ class Slots:
             with self._lock:
                 if self._waiting and not self._closed:
                     claim = heapq.heappop(self._waiting)[2]
+                    self._last_taken = monotonic()
                     claims = [claim] if claim.partition_key is None else self._with_others(claim)
                     self._start_another()
                     return claims

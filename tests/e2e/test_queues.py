@@ -170,6 +170,23 @@ def test_an_automatic_prefetch_grows_when_steps_are_short(dsn: str, client: Clie
     assert max(claims) > 20
 
 
+def test_what_was_claimed_ahead_goes_back_when_steps_take_longer_than_expected(
+    dsn: str, client: Client, conn: Connection, stage: Stage, scene
+):
+    client.insert_many(Noop.new(priority=-1) for _ in range(300))  # so quick that much may be claimed ahead
+    long = client.insert_many(Gated.new(scene("on")) for _ in range(2))
+    behind = client.insert_many(Noop.new(priority=1) for _ in range(50))
+    with worker(dsn, "--queues", "default=2", "--prefetch", "auto", settings=LONG):
+        stage.wait_for("entered", 2)
+        until(lambda: count(conn, "executing") == 2, "those behind given back")
+        with worker(dsn, "--queues", "default=1", "--until-idle", settings=LONG):
+            for id in behind:
+                assert client.wait(id, timeout=20).attempt == 0
+            stage.open("on")
+            for id in long:
+                assert client.wait(id, timeout=20).fence == 1
+
+
 def test_a_minimal_demand_that_cannot_be_met_does_not_starve_the_queue(dsn: str, client: Client, stage: Stage, scene):
     hours = client.insert(Gated.new(scene("on"), priority=-1))
     others = client.insert_many(Noop.new() for _ in range(5))

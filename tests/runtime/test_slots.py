@@ -121,6 +121,18 @@ def test_how_many_share_a_session_depends_on_what_the_very_step_takes():
     assert prefetch.together(quick) == 1, "it may happen again"
 
 
+def test_a_standstill_is_learned_at_once_unless_a_number_was_given():
+    fixed, learning = Prefetch(7, 10), Prefetch("auto", 10)
+    learning.learn(claimed(1), 0.001)
+    assert learning.depth == 2000
+    assert not learning.has_stalled(0.5)
+    assert learning.depth == 2000
+    assert learning.has_stalled(4.0)
+    assert learning.depth == 0
+    assert not fixed.has_stalled(4.0)
+    assert fixed.depth == 7
+
+
 def test_how_far_ahead_is_a_number_or_a_fraction_of_a_second():
     assert Prefetch(7, 10).depth == 7
     learning = Prefetch("auto", 10)
