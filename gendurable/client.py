@@ -13,7 +13,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from gendurable.core.duration import Duration, to_timedelta
 from gendurable.core.instance import Instance, NewInstance
-from gendurable.core.limits import show
+from gendurable.core.limits import check_id, show
 from gendurable.core.status import PARKED, TERMINAL, Status
 from gendurable.db import store
 from gendurable.db.connection import (
@@ -30,7 +30,6 @@ from gendurable.db.connection import (
 from gendurable.db.endings import Level, cancel_instance, cancel_level, check_reason
 from gendurable.db.faults import hint, is_passing
 from gendurable.db.operations import (
-    check_id,
     check_instances,
     delivered,
     insert_instance,

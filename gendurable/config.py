@@ -111,7 +111,7 @@ class Config:
 
     @property
     def lock_connection_limit(self) -> int:
-        """How many partitioned steps may run at once: each needs a connection of its own."""
+        """How many partitioned and transactional steps may run at once: each needs a connection of its own."""
         return self.lock_connections or min(sum(self.queues.values()), MOST_LOCK_CONNECTIONS)
 
     @property

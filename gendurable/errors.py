@@ -76,6 +76,26 @@ class StepTimeout(GenDurableError, TimeoutError):
         return f"step {self.step!r} took longer than its {self.timeout:g} s"
 
 
+class NotTransactional(GenDurableError):
+    """A step that has no transaction asked for it."""
+
+    def __init__(self, step: str, what: str) -> None:
+        """Name the step and what it asked for."""
+        super().__init__(step, what)
+        self.step = step
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: step {self.step!r} has no transaction; mark it with @step(transactional=True) "
+            "(a handler never has one)"
+        )
+
+
+class TransactionMisused(GenDurableError):
+    """A step ended, closed or broke the transaction that the engine had lent it."""
+
+
 class UndecodableRow(GenDurableError):
     """What a row, signal or child holds cannot be read back."""
 

@@ -159,6 +159,17 @@ class LockLost:
 
 
 @frozen
+class TransactionLost:
+    """The session of a transactional step is gone: all was committed, or nothing, and then the reaper takes over."""
+
+    id: int
+    queue: str
+    fsm: str
+    step: str
+    error: str
+
+
+@frozen
 class PartitionsRefused:
     """Session locks do not hold on this connection, so rows with a partition key are left to other workers."""
 
@@ -312,6 +323,7 @@ Event: TypeAlias = (
     | OutcomeDeferred
     | PartitionContended
     | LockLost
+    | TransactionLost
     | PartitionsRefused
     | LeaseReaped
     | ClaimsReclaimed

@@ -87,7 +87,7 @@ def _judge_connections(config: "Config", found: "Examination") -> Check:
     needed = config.processes * (each + config.lock_connection_limit)
     formula = (
         f"a worker needs up to {needed} = {config.processes} x ({len(config.queues)} for queues + {OTHER_CONNECTIONS} "
-        f"+ {config.lock_connection_limit} for partition keys), the server has {found.connections}"
+        f"+ {config.lock_connection_limit} for partition keys and transactions), the server has {found.connections}"
     )
     fits = needed <= found.connections
     return Check(

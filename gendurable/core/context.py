@@ -1,15 +1,22 @@
 """What a step is given."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from attrs import frozen
+from attrs import field, frozen
 
+from gendurable.core.outgoing import Outgoing, outgoing
 from gendurable.core.policy import RetryPolicy
 from gendurable.core.status import Status
+from gendurable.errors import NotTransactional
+
+if TYPE_CHECKING:
+    import psycopg
 
 S = TypeVar("S")
+
+EMPTY: Mapping[str, Any] = {}
 
 
 @frozen
@@ -65,6 +72,21 @@ class Fixed:
 NEVER = Fixed(value=False)
 
 
+class Transaction(Protocol):
+    """What a transactional step works in."""
+
+    @property
+    def conn(self) -> "psycopg.Connection[Any]":
+        """The connection that the transaction is open on."""
+
+    @property
+    def sent(self) -> Sequence[Outgoing]:
+        """The signals sent so far."""
+
+    def send(self, signal: Outgoing) -> None:
+        """Have a signal delivered with the outcome."""
+
+
 @frozen
 class Context(Generic[S]):
     """What a step knows about its instance.
@@ -94,3 +116,30 @@ class Context(Generic[S]):
     cancelled: Flag = NEVER
     shutting_down: Flag = NEVER
     cancel_reason: str | None = None
+    _transaction: Transaction | None = field(default=None, repr=False, eq=False)
+
+    @property
+    def conn(self) -> "psycopg.Connection[Any]":
+        """A connection inside the transaction that the outcome will be committed in; only in transactional steps."""
+        return self._lent("ctx.conn").conn
+
+    def signal(
+        self,
+        id: int,  # noqa: A002  the column's name
+        name: str,
+        payload: Any = EMPTY,
+        *,
+        dedup_key: str | None = None,
+    ) -> None:
+        """Send a signal to an instance, delivered if and when the outcome is committed; only in transactional steps."""
+        self._lent("ctx.signal").send(outgoing(id, name, payload, dedup_key))
+
+    @property
+    def sent(self) -> Sequence[Outgoing]:
+        """The signals that this step has sent so far."""
+        return () if self._transaction is None else tuple(self._transaction.sent)
+
+    def _lent(self, what: str) -> Transaction:
+        if self._transaction is None:
+            raise NotTransactional(self.step, what)
+        return self._transaction

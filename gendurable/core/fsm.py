@@ -49,9 +49,15 @@ class Step(StepRef[S], Generic[M, S]):
     """A step as its class sees it: `Checkout.ship`. Still callable, with a machine and a context."""
 
     def __init__(
-        self, function: _Function[M, S], *, retry: RetryPolicy | None = None, timeout: timedelta | None = None
+        self,
+        function: _Function[M, S],
+        *,
+        retry: RetryPolicy | None = None,
+        timeout: timedelta | None = None,
+        transactional: bool = False,
     ) -> None:
         """Wrap a method."""
+        self.transactional = transactional
         self.function = function
         self.retry = retry
         self.timeout = timeout
@@ -97,23 +103,33 @@ class BoundStep(StepRef[S]):
 def step(function: _Function[M, S], /) -> Step[M, S]: ...
 @overload
 def step(
-    *, retry: RetryPolicy | None = None, timeout: Duration | None = None
+    *, retry: RetryPolicy | None = None, timeout: Duration | None = None, transactional: bool = False
 ) -> Callable[[_Function[M, S]], Step[M, S]]: ...
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a method a step of its machine; the method's name is the step's name.
 
     Bare, or with what holds for this step alone: `@step(retry=RetryPolicy(...), timeout=30)`. After `timeout` an
-    execution counts no more, and `handle` is asked with a StepTimeout.
+    execution counts no more, and `handle` is asked with a StepTimeout. A `transactional` step has `ctx.conn`, and what
+    it writes there is committed together with its outcome.
     """
     return partial(_step, **options) if function is None else _step(function, **options)
 
 
 def _step(
-    function: _Function[M, S], *, retry: RetryPolicy | None = None, timeout: Duration | None = None
+    function: _Function[M, S],
+    *,
+    retry: RetryPolicy | None = None,
+    timeout: Duration | None = None,
+    transactional: bool = False,
 ) -> Step[M, S]:
     if not callable(function):
         raise DefinitionError(f"@step decorates a method, not {function!r}")
-    return Step(function, retry=_check_policy(retry), timeout=_check_timeout(timeout))
+    return Step(
+        function,
+        retry=_check_policy(retry),
+        timeout=_check_timeout(timeout),
+        transactional=_check_truth("transactional", transactional),
+    )
 
 
 def _check_policy(value: object) -> RetryPolicy | None:
@@ -132,6 +148,12 @@ def _check_timeout(value: object) -> timedelta | None:
     if timeout <= ZERO:
         raise DefinitionError(f"timeout={show(value)} leaves no time at all; give more than zero, or leave it out")
     return timeout
+
+
+def _check_truth(what: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise DefinitionError(f"{what}={show(value)}: give True or False")
 
 
 @frozen
@@ -231,6 +253,7 @@ class _Keywords:
     inline: bool = False
     retry: RetryPolicy | None = None
     timeout: Duration | None = None
+    transactional: bool = False
 
 
 INHERITED: Any = object()
@@ -287,9 +310,14 @@ class FSM(Generic[S], metaclass=_MachineMeta):
 
     @classmethod
     def _made_step(cls, function: _Function[Any, Any]) -> Step[Any, Any]:
-        """Return a step that nobody decorated: its timeout is the class's."""
+        """Return a step that nobody decorated: what a decorator would say, the class's keywords say."""
+        given = cls._keywords
         try:
-            return Step(function, timeout=_check_timeout(cls._keywords.timeout))
+            return Step(
+                function,
+                timeout=_check_timeout(given.timeout),
+                transactional=_check_truth("transactional", given.transactional),
+            )
         except DefinitionError as error:
             refuse(cls, f"is not well formed: {error}")
 
@@ -375,6 +403,7 @@ class Job(FSM[S]):
         max_attempts: int = INHERITED,
         retry: RetryPolicy | None = INHERITED,
         timeout: Duration | None = INHERITED,
+        transactional: bool = INHERITED,
         **others: Any,
     ) -> None:
         """Check the class and keep its definition."""
@@ -382,7 +411,7 @@ class Job(FSM[S]):
             if isinstance(retry, RetryPolicy):
                 refuse(cls, "has both max_attempts and retry; give the number to the policy alone")
             retry = None
-        cls._take_keywords(max_attempts=max_attempts, timeout=timeout)
+        cls._take_keywords(max_attempts=max_attempts, timeout=timeout, transactional=transactional)
         super().__init_subclass__(retry=retry, **others)
 
     @classmethod

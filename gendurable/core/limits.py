@@ -114,3 +114,10 @@ _shown = _Shown()
 def show(value: Any) -> str:
     """Return a short repr for a message; never fails, whatever the value's own repr does."""
     return _shown.repr(value)
+
+
+def check_id(value: object) -> int:
+    """Return an instance's id; InvalidInstance if it can be none."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
+        raise InvalidInstance(f"id: {show(value)} is no instance id: give a positive 64-bit integer")
+    return value

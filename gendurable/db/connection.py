@@ -15,7 +15,7 @@ from psycopg.abc import RV, PQGen
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
-from gendurable.errors import DatabaseUnavailable, InvalidInstance
+from gendurable.errors import DatabaseUnavailable, InvalidInstance, TransactionMisused
 
 Connection: TypeAlias = psycopg.Connection[Any]
 
@@ -70,6 +70,45 @@ class EngineConnection(psycopg.Connection[Any]):
     # What each transaction must begin with, where it does not hold for the session.
     local: sql.Composed | None = None
     in_commit: bool = False
+    # What holds for the session; None where a pooler stands between.
+    settings: Mapping[str, str] | None = None
+    # Between `lend` and `take_back` a step has the connection, and what it must not do with it is refused.
+    _lent: tuple[Any, ...] | None = None
+    was_lent: bool = False
+
+    def lend(self) -> None:
+        """Give the connection to a step, in a transaction that is not the step's to end."""
+        self._lent = self.row_factory, self.cursor_factory, self.prepare_threshold
+        self.was_lent = True
+
+    def take_back(self) -> None:
+        """Have the connection for the engine again, as the driver had it before; any number of times."""
+        if self._lent is not None:
+            self.row_factory, self.cursor_factory, self.prepare_threshold = self._lent
+            self._adapters = None  # the step's own ones; there is no public way
+            self._lent = None
+
+    def commit(self) -> None:
+        """Commit, unless the transaction is the engine's."""
+        self._refuse_if_lent("commit()")
+        super().commit()
+
+    def rollback(self) -> None:
+        """Roll back, unless the transaction is the engine's."""
+        self._refuse_if_lent("rollback()")
+        super().rollback()
+
+    def close(self) -> None:
+        """Close the connection, unless a step has it."""
+        self._refuse_if_lent("close()")
+        super().close()
+
+    def _refuse_if_lent(self, call: str) -> None:
+        if self._lent is not None and not self.closed:
+            raise TransactionMisused(
+                f"ctx.conn.{call}: the transaction is the engine's, which ends it with the step's outcome; return the "
+                "outcome or raise, and use savepoints (with ctx.conn.transaction()) for parts"
+            )
 
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         """Consume a generator of the driver, as every call does; OperationalError once patience is over."""
@@ -80,7 +119,7 @@ class EngineConnection(psycopg.Connection[Any]):
         except psycopg.OperationalError as error:
             if timeout is None and monotonic() - started >= patience and not self.closed:
                 self.fell_silent = True
-                self.close()
+                super().close()
                 raise psycopg.OperationalError(f"no answer from the server within {patience:g} s") from error
             raise
 
@@ -166,6 +205,7 @@ class Database:
         settings |= {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
         if steady:
             settings |= STEADY_PLANS
+        conn.settings = settings
         conn.execute(set_config(settings, local=False))
         found = conn.execute("select pid, backend_start from pg_stat_get_activity(pg_backend_pid())").fetchone()
         if found is not None and found[0] == conn.info.backend_pid:

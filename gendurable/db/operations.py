@@ -10,10 +10,10 @@ import psycopg
 from attrs import frozen
 
 from gendurable.core.claim import Claim, StoredChild
-from gendurable.core.codec import encode_value
 from gendurable.core.duration import ZERO
 from gendurable.core.instance import Instance, NewInstance
-from gendurable.core.limits import DEFAULT_LIMITS, check_key, check_name, show
+from gendurable.core.limits import DEFAULT_LIMITS, check_id, check_name, show
+from gendurable.core.outgoing import Outgoing, outgoing
 from gendurable.core.status import LIVE, Status
 from gendurable.core.transition import Advance, CarryOn, Finish, GiveBack, Park, Repeat, SpawnChildren, Transition
 from gendurable.db import store
@@ -254,13 +254,46 @@ def commit(
         kinds.setdefault(type(newest[id_]), []).append(newest[id_])
     with one_commit(conn, after=(lambda: store.unlock_partitions(conn, keys=unlock)) if unlock else None):
         answers = _write(conn, kinds, ahead)
+    post(newest.values())
+    return _committed([change for change in changes if newest[change.id] is change], answers)
+
+
+def write_step(
+    conn: Connection, change: Transition, signals: Sequence[Outgoing], *, ahead: timedelta = ZERO
+) -> Committed:
+    """Write one outcome, and deliver signals with it, in a transaction that the caller has begun and will end.
+
+    NoTarget or InboxFull if a signal cannot be delivered; nothing of it must be committed then, nor if the outcome was
+    not written.
+    """
+    with pipeline(conn):
+        # Our own row and those of the targets in one order, as a batch of outcomes locks its rows.
+        for id_ in sorted({signal.id for signal in signals} | {change.id}) if signals else ():
+            if id_ == change.id:
+                store.lock_claims(conn, [change])
+            else:
+                store.lock_target(conn, id=id_)
+        deliveries = [(signal.id, _deliver(conn, signal, ahead)) for signal in signals]
+        answers = _write(conn, {type(change): [change]}, ahead)
+    committed = _committed([change], answers)
+    if committed.written:
+        for id_, answer in deliveries:
+            delivered(id_, answer)
+    return committed
+
+
+def post(changes: Iterable[Transition]) -> None:
+    """Let those of this process who wait for instances know that these may have got where they wait for."""
     if BOARD:
-        BOARD.post([change.id for kind in (Finish, Park, SpawnChildren) for change in kinds.get(kind, ())])
+        BOARD.post([change.id for change in changes if isinstance(change, Finish | Park | SpawnChildren)])
+
+
+def _committed(changes: Sequence[Transition], answers: list[store.Rows[Any]]) -> Committed:
     rows = [row for answer in answers for row in answer]
     written = {row.id if isinstance(row, Ended) else row for row in rows if not isinstance(row, Woken)}
     woken = {row.queue if isinstance(row, Woken) else row.wakes for row in rows if isinstance(row, Woken | Ended)}
     return Committed(
-        tuple(change for change in changes if change.id in written and newest[change.id] is change),
+        tuple(change for change in changes if change.id in written),
         frozenset(queue for queue in woken if queue is not None),
     )
 
@@ -323,14 +356,21 @@ def send_signal(
     ahead: timedelta = ZERO,
 ) -> store.Rows[Delivery]:
     """Store a signal. The caller provides the transaction, and has `delivered` judge the answer after it."""
-    checked = {
-        "id": check_id(id),
-        "name": check_name("signal name", name),
-        "payload": encode_value(payload, what="payload"),
-        "dedup_key": None if dedup_key is None else check_key("dedup_key", dedup_key),
-    }
+    signal = outgoing(id, name, payload, dedup_key)
     store.lock_target(conn, id=id)
-    return store.deliver(conn, **checked, inbox_limit=DEFAULT_LIMITS.inbox, ahead=ahead)  # type: ignore[arg-type]
+    return _deliver(conn, signal, ahead)
+
+
+def _deliver(conn: Connection, signal: Outgoing, ahead: timedelta) -> store.Rows[Delivery]:
+    return store.deliver(
+        conn,
+        id=signal.id,
+        name=signal.name,
+        payload=signal.encoded,
+        dedup_key=signal.dedup_key,
+        inbox_limit=DEFAULT_LIMITS.inbox,
+        ahead=ahead,
+    )
 
 
 def delivered(id: int, answer: store.Rows[Delivery]) -> Delivery:  # noqa: A002  the column's name
@@ -372,13 +412,6 @@ def read_instance(conn: Connection, id: int) -> Instance:  # noqa: A002  the col
     if found is None:
         raise InstanceNotFound(id)
     return found.decoded()
-
-
-def check_id(value: object) -> int:
-    """Return an instance's id; InvalidInstance if it can be none."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
-        raise InvalidInstance(f"id: {show(value)} is no instance id: give a positive 64-bit integer")
-    return value
 
 
 def check_instances(given: object) -> list[NewInstance]:

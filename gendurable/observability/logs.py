@@ -46,6 +46,7 @@ LEVELS: dict[type[Event], Level] = {
     events.OutcomeDeferred: "debug",
     events.PartitionContended: "debug",
     events.LockLost: "warning",
+    events.TransactionLost: "warning",
     events.PartitionsRefused: "warning",
     events.LeaseReaped: "warning",
     events.ClaimsReclaimed: "info",

@@ -9,6 +9,7 @@ from time import monotonic
 from gendurable.core.claim import Claim
 from gendurable.core.context import Flag
 from gendurable.core.limiters import Limiters
+from gendurable.db.lending import StepTransaction
 from gendurable.db.rows import Lost
 from gendurable.runtime.chunk import Chunk
 from gendurable.runtime.known import KnownLimits
@@ -50,10 +51,13 @@ class LateEvent:
 
 
 class Execution:
-    """One run of a claimed step. `chunk` is where the outcome goes if it has a partition key."""
+    """One run of a claimed step. `chunk` is where its outcome goes if it has a partition key and no transaction."""
 
     # Of the class, where a step has none of it: these are made for every step.
     chunk: Chunk | None = None
+    transaction: StepTransaction | None = None
+    # The thread that runs it has the last word already.
+    is_decided: bool = False
     timeout: timedelta | None = None
     deadline: datetime | None = None
     due: float = inf
@@ -85,7 +89,13 @@ class Executions:
         self._next_look = inf
         self._is_closed = False
 
-    def begin(self, claim: Claim, timeout: timedelta | None = None, chunk: Chunk | None = None) -> Execution:
+    def begin(
+        self,
+        claim: Claim,
+        timeout: timedelta | None = None,
+        chunk: Chunk | None = None,
+        transaction: StepTransaction | None = None,
+    ) -> Execution:
         """Watch a step from now on."""
         limiters = None if self._limits is None else self._limits.current
         execution = Execution(claim, self._shutting_down, limiters)
@@ -93,6 +103,8 @@ class Executions:
             execution.chunk = chunk
             if chunk.is_shared:
                 execution.relief = monotonic() + SECONDS_SHARED
+        if transaction is not None:
+            execution.transaction = transaction
         if timeout is not None:
             execution.timeout = timeout
             execution.deadline = datetime.now(UTC) + timeout

@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 
 from gendurable.core.claim import Claim, StoredChild, StoredSignal
 from gendurable.core.codec import decode_readable, decode_value
-from gendurable.core.context import NEVER, Child, Context, Flag, Signal
+from gendurable.core.context import NEVER, Child, Context, Flag, Signal, Transaction
 from gendurable.core.fsm import FSM, definition, state_check
 from gendurable.core.limiters import Limiters
 from gendurable.core.outcomes import Done
@@ -18,7 +18,7 @@ from gendurable.core.transition import GiveBack, Transition, snoozed, stop, tran
 from gendurable.errors import BadOutcome, Snooze, StepTimeout, UndecodableRow
 
 # Told of each error on the way to a transition, and whose it is: "exception" and "bad_outcome" of the step, "timeout",
-# "handler", or "undecodable" if the row could not even be read.
+# "transaction" if that could not be committed, "handler", or "undecodable" if the row could not even be read.
 Report: TypeAlias = Callable[[str, Exception], None]
 
 
@@ -45,6 +45,20 @@ class Surroundings(Protocol):
     def limiters(self) -> Limiters | None:
         """The limits that an outcome may name; None where that cannot be judged."""
 
+    @property
+    def transaction(self) -> "Sealing | None":
+        """What a transactional step works in."""
+
+
+class Sealing(Transaction, Protocol):
+    """A transaction that can be ended."""
+
+    def commit(self, change: Transition) -> None:
+        """Commit it with the outcome; an error means that nothing was committed."""
+
+    def undo(self) -> None:
+        """Roll it back."""
+
 
 @frozen
 class Calm:
@@ -54,6 +68,7 @@ class Calm:
     cancelled: Flag = NEVER
     shutting_down: Flag = NEVER
     limiters: Limiters | None = None
+    transaction: Sealing | None = None
 
 
 CALM = Calm()
@@ -69,18 +84,30 @@ def execute(claim: Claim, machine: FSM[Any], report: Report = _ignore, run: Surr
         function = _find_function(claim, machine)
         ctx = _context(claim, machine, run)
     except Exception as error:  # noqa: BLE001  a row that cannot be read must not hurt its neighbours
+        _undo(run)
         report("undecodable", error)
         return stop(claim, error)
     kind = "exception"
     try:
         outcome = function(machine, ctx)
         kind = "bad_outcome"
-        return _judged(claim, machine, outcome, ctx, run)
+        change = _judged(claim, machine, outcome, ctx, run)
+        if run.transaction is not None:
+            kind = "transaction"
+            run.transaction.commit(change)
     except Snooze as snooze:
+        _undo(run)
         return _put_off(claim, machine, snooze, report, run)
     except Exception as error:  # noqa: BLE001  the step's error, whatever it is, is for its handler
+        _undo(run)
         report(kind, error)
         return _handled(claim, machine, error, report, run)
+    return change
+
+
+def _undo(run: Surroundings) -> None:
+    if run.transaction is not None:
+        run.transaction.undo()
 
 
 def time_out(
@@ -100,6 +127,12 @@ def timeout_of(claim: Claim, machine: FSM[Any]) -> timedelta | None:
     """Return how long the claimed step may take; None if there is no limit."""
     step = definition(type(machine)).steps.get(claim.step)
     return None if step is None or claim.cancelling else step.timeout
+
+
+def is_transactional(claim: Claim, machine: FSM[Any]) -> bool:
+    """Tell whether the claimed step runs in a transaction; what runs in its place never does."""
+    step = definition(type(machine)).steps.get(claim.step)
+    return step is not None and step.transactional and not claim.cancelling
 
 
 def _find_function(claim: Claim, machine: FSM[Any]) -> Callable[[Any, Context[Any]], object]:
@@ -172,6 +205,8 @@ def _earlier(deadline: datetime | None, stored: str) -> datetime:
 
 def _context(claim: Claim, machine: FSM[Any], run: Surroundings) -> Context[Any]:
     ctx = _bare_context(claim, machine, run)
+    if run.transaction is not None:
+        ctx = evolve(ctx, transaction=run.transaction)
     if not claim.inbox and not claim.children:
         return ctx
     inbox = tuple(_signal(signal) for signal in claim.inbox)

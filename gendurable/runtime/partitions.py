@@ -1,4 +1,4 @@
-"""Partitions: dedicated connections, one per running partitioned step, whose sessions hold the keys' locks."""
+"""Partitions: dedicated connections, whose sessions hold partition keys' locks or have a step's transaction open."""
 
 import secrets
 import threading
@@ -10,6 +10,7 @@ import psycopg
 
 from gendurable.db import store
 from gendurable.db.connection import Connection, EngineConnection
+from gendurable.db.lending import tidy
 from gendurable.errors import DatabaseUnavailable
 from gendurable.runtime.session import end_silent
 
@@ -59,7 +60,7 @@ class LockConnections:
 
     def release(self, conn: EngineConnection, *, clean: bool) -> None:
         """Take a connection back; only a `clean` one, that holds no lock and no transaction, is kept."""
-        kept = clean and not conn.closed
+        kept = clean and _is_fit(conn)
         if not kept:
             self._close(conn)
         with self._lock:
@@ -67,6 +68,18 @@ class LockConnections:
                 self._idle.append((monotonic(), conn))
             self.used -= 1
         self._permits.release()
+
+    def give_up(self, conn: EngineConnection) -> None:
+        """Do without a connection whose step does not end: the server ends its transaction and lets go of its locks.
+
+        The connection itself is left to the step's thread: two must not use it at once.
+        """
+        with self._lock:
+            self.used -= 1
+        self._permits.release()
+        if conn.backend is not None:
+            with suppress(psycopg.Error, DatabaseUnavailable), closing(self._connect()) as other:
+                store.end_session(other, pid=conn.backend.pid, started=conn.backend.started).all()
 
     def close_idle(self, older_than: float = IDLE) -> None:
         """Close connections that nobody has used for a while."""
@@ -99,6 +112,16 @@ class LockConnections:
     def _pop(self) -> EngineConnection | None:
         with self._lock:
             return self._idle.pop()[1] if self._idle else None
+
+
+def _is_fit(conn: EngineConnection) -> bool:
+    """Tell whether a connection is as good as new, made so if a step had it."""
+    try:
+        if conn.was_lent and not conn.closed:
+            tidy(conn)
+    except psycopg.Error:
+        return False
+    return not conn.closed
 
 
 def check_session_locks(connect: Callable[[], Connection]) -> str | None:

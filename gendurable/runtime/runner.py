@@ -3,10 +3,11 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic, sleep
 
 import psycopg
-from attrs import frozen
+from attrs import evolve, frozen
 
 from gendurable.core.claim import Claim
 from gendurable.core.duration import ZERO
@@ -16,7 +17,8 @@ from gendurable.current import CurrentStep, in_step
 from gendurable.db import store
 from gendurable.db.connection import Connection, EngineConnection, one_line
 from gendurable.db.faults import is_locked, is_passing, is_read_only
-from gendurable.db.operations import give_back, take_keys
+from gendurable.db.lending import SessionLost, StepTransaction, lend
+from gendurable.db.operations import Committed, give_back, take_keys
 from gendurable.errors import describe
 from gendurable.events import (
     BatchCommitted,
@@ -27,12 +29,13 @@ from gendurable.events import (
     PartitionContended,
     StepCrashed,
     StepFailed,
+    TransactionLost,
 )
 from gendurable.runtime.chunk import Chunk
 from gendurable.runtime.committer import OnSettled, Performed, report, wakes
-from gendurable.runtime.committing import settle
+from gendurable.runtime.committing import Settled, settle
 from gendurable.runtime.executions import Execution, Executions
-from gendurable.runtime.executor import Report, execute, time_out, timeout_of
+from gendurable.runtime.executor import Report, execute, is_transactional, time_out, timeout_of
 from gendurable.runtime.loop import FIRST_SETBACK, LONGEST_SETBACK, jittered
 from gendurable.runtime.partitions import LockConnections
 
@@ -40,7 +43,7 @@ from gendurable.runtime.partitions import LockConnections
 SECONDS_UNCOMMITTED = 0.01
 
 
-class Superseded(Exception):
+class Superseded(BaseException):  # no Exception, so that it passes through where a step's errors are caught
     """Another thread has answered for the execution."""
 
 
@@ -58,6 +61,12 @@ class Runner:
     on_unstarted: Callable[[Claim], None]
     learn: Callable[[Claim, float], None]
     stopping: threading.Event
+    # Whether there are transactional steps at all.
+    transactional: bool = False
+
+    def is_transactional(self, claim: Claim) -> bool:
+        """Tell whether a claim's step runs in a transaction; such a one shares its session with no other."""
+        return self.transactional and is_transactional(claim, self.machines[claim.fsm, claim.fsm_version])
 
     def run(self, claims: Sequence[Claim]) -> bool:
         """Run a claim, or several of different partition keys one after the other; never raises.
@@ -65,7 +74,9 @@ class Runner:
         True: a step took too long, and another thread has the slot and all that was left to do.
         """
         try:
-            if claims[0].partition_key is None:
+            if self.is_transactional(claims[0]):
+                self._run_transactional(claims[0])
+            elif claims[0].partition_key is None:
                 self._run_plain(claims[0])
             else:
                 self._run_keyed(claims)
@@ -80,6 +91,8 @@ class Runner:
         """Answer for a step that took too long, and go on in its thread's place; never raises. True: as for `run`."""
         claim, chunk = execution.claim, execution.chunk
         try:
+            if execution.transaction is not None:
+                self.locks.give_up(execution.transaction.conn)
             performed = self._answer_timeout(execution)
             if chunk is not None:
                 chunk.add(claim, performed)
@@ -144,10 +157,74 @@ class Runner:
         # Out of the heartbeat's sight, so that the lease runs out and the reaper returns the row.
         self.on_settled([claim], frozenset())
 
+    # Transactional steps: what the step writes and what becomes of its row, in one transaction.
+
+    def _run_transactional(self, claim: Claim) -> None:
+        conn, _ = self._locked([claim], _lend)
+        if conn is None:
+            return
+        started = monotonic()
+        machine = self.machines[claim.fsm, claim.fsm_version]
+        transaction = StepTransaction(conn, claim)
+        execution = self.executions.begin(claim, timeout_of(claim, machine), None, transaction)
+        transaction.before_commit = partial(self._decide, execution)
+        step = CurrentStep(claim.id, claim.fsm, claim.step)
+        outcome = "crash"
+        try:
+            change = in_step(step, execute, claim, machine, self._reporter(claim), execution)
+            outcome = change.kind
+            self._decide(execution)
+        except BaseException as error:  # noqa: BLE001  a crash, or nobody's to decide any more
+            conn.take_back()
+            if not self._may_decide(execution):
+                conn.close()  # the other thread has done without it
+                raise self._superseded(claim, outcome, started) from None
+            self.locks.release(conn, clean=False)
+            self._fell(claim, error)
+            return
+        seconds = monotonic() - started - transaction.seconds
+        self.learn(claim, seconds)
+        performed = Performed(claim, change, seconds)
+        if transaction.committed is not None:
+            self._sealed(conn, performed, transaction.committed, transaction.seconds)
+        elif claim.partition_key is not None:
+            chunk = Chunk(conn, {claim.id: claim})
+            chunk.start()
+            chunk.add(claim, performed)
+            self._run_chunk(chunk)
+        else:
+            self.locks.release(conn, clean=True)
+            self.submit(evolve(performed, change=keep_claim(claim, change, machine)))
+
+    def _may_decide(self, execution: Execution) -> bool:
+        """Tell whether what becomes of an execution is ours to say, once and for all."""
+        if not execution.is_decided and self.executions.end(execution):
+            execution.is_decided = True
+        return execution.is_decided
+
+    def _decide(self, execution: Execution) -> None:
+        if not self._may_decide(execution):
+            raise Superseded
+
+    def _fell(self, claim: Claim, error: BaseException) -> None:
+        """Leave a claim to the reaper whose transaction has ended without an outcome."""
+        if not isinstance(error, SessionLost):
+            self._crashed(claim, error)
+            return
+        self.emit(TransactionLost(claim.id, claim.queue, claim.fsm, claim.step, str(error)))
+        self.on_settled([claim], frozenset())
+
+    def _sealed(self, conn: EngineConnection, performed: Performed, committed: Committed, seconds: float) -> None:
+        """Tell what was committed, once the partition key is free again: a sibling may be claimed at once."""
+        self.locks.release(conn, clean=True)
+        report([performed], Settled(committed.written, committed.woken), self.emit)
+        self.emit(BatchCommitted(1, seconds))
+        self.on_settled([performed.claim], committed.woken | wakes([performed]))
+
     # Partitioned steps: lock, step, commit and unlock, all in one session.
 
     def _run_keyed(self, claims: Sequence[Claim]) -> None:
-        conn, held = self._locked(claims)
+        conn, held = self._locked(claims, take_keys)
         if conn is not None:
             self._run_chunk(Chunk(conn, {claim.id: claim for claim in held}))
 
@@ -232,8 +309,10 @@ class Runner:
         for claim in claims:
             del chunk.unsettled[claim.id]
 
-    def _locked(self, claims: Sequence[Claim]) -> tuple[EngineConnection | None, Sequence[Claim]]:
-        """Return a connection, and the claims whose keys' locks it holds; None if all were given back instead."""
+    def _locked(
+        self, claims: Sequence[Claim], take: Callable[[EngineConnection, Sequence[Claim]], Sequence[Claim]]
+    ) -> tuple[EngineConnection | None, Sequence[Claim]]:
+        """Return a connection, and the claims that `take` could prepare it for; None if all were given back instead."""
         failures = 0
         while True:
             conn: EngineConnection | None = None
@@ -243,7 +322,7 @@ class Runner:
                     for claim in claims:
                         self.on_unstarted(claim)
                     return None, ()
-                held = take_keys(conn, claims)
+                held = take(conn, claims)
                 if len(held) < len(claims):
                     self._bounce(conn, [claim for claim in claims if claim not in held])
             except Exception as error:
@@ -298,6 +377,14 @@ class Runner:
             for claim in claims:
                 del chunk.unsettled[claim.id]
             self.on_settled(claims, settled.woken | wakes(batch))
+
+
+def _lend(conn: EngineConnection, claims: Sequence[Claim]) -> Sequence[Claim]:
+    """Begin a transaction for a claim, under its partition key's lock if it has one."""
+    held = claims if claims[0].partition_key is None else take_keys(conn, claims)
+    if held:
+        lend(conn, held[0])
+    return held
 
 
 def _keys(claims: Sequence[Claim]) -> list[str]:

@@ -17,6 +17,7 @@ from attrs import evolve
 
 from gendurable.config import Config
 from gendurable.core.claim import Claim
+from gendurable.core.fsm import definition
 from gendurable.core.registry import Registry
 from gendurable.db import migrate, store
 from gendurable.db.connection import Connection, Database, EngineConnection
@@ -120,6 +121,9 @@ class Worker:
             on_unstarted=lambda claim: self.pollers[claim.queue].slots.offer([claim]),
             learn=lambda claim, seconds: self.pollers[claim.queue].prefetch.learn(claim, seconds),
             stopping=self._stopping,
+            transactional=any(
+                step.transactional for machine in registry for step in definition(type(machine)).steps.values()
+            ),
         )
         self.pollers: dict[str, Poller] = {}
         self._loops: list[Loop] = []
@@ -356,7 +360,7 @@ class Worker:
                 settings,
                 self._session(f"poller {queue}", forgettable=True),
                 self._wires,
-                slots=Slots(queue, size, self._runner.run, prefetch.together),
+                slots=Slots(queue, size, self._runner.run, partial(self._together, prefetch)),
                 prefetch=prefetch,
                 inflight=self.inflight,
             )
@@ -390,6 +394,9 @@ class Worker:
             scheduler=Scheduler(self._planned, self._emit),
         )
         self._loops = [*self.pollers.values(), self._committer, heartbeat, maintenance]
+
+    def _together(self, prefetch: Prefetch, claim: Claim) -> int:
+        return 1 if self._runner.is_transactional(claim) else prefetch.together(claim)
 
     def _session(
         self,

@@ -3,11 +3,17 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import count
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attrs import field, frozen
 
 from gendurable.core.context import Child, Context, Fixed, Flag, Signal
+from gendurable.core.outgoing import Outgoing
 from gendurable.core.policy import RetryPolicy
 from gendurable.core.status import Status
+
+if TYPE_CHECKING:
+    import psycopg
 
 S = TypeVar("S")
 
@@ -73,11 +79,13 @@ def context(
     cancelled: bool | Flag = False,
     shutting_down: bool | Flag = False,
     cancel_reason: str | None = None,
+    conn: "psycopg.Connection[Any] | None" = None,
 ) -> Context[S]:
     """Make the context that a step is called with.
 
     What is awaited is in the inbox too; `joined` are the children of the last round unless given. `cancelled` and
-    `shutting_down` stay as given; to have one change while the step runs, give a `threading.Event`.
+    `shutting_down` stay as given; to have one change while the step runs, give a `threading.Event`. With `conn` the
+    step is transactional, and what it sends stands in `ctx.sent`.
     """
     waited = tuple(awaited)
     born = tuple(children)
@@ -100,7 +108,19 @@ def context(
         cancelled=_flag(cancelled),
         shutting_down=_flag(shutting_down),
         cancel_reason=cancel_reason,
+        transaction=None if conn is None else _Lent(conn),
     )
+
+
+@frozen
+class _Lent:
+    """A transaction that the test has begun and will end."""
+
+    conn: "psycopg.Connection[Any]"
+    sent: list[Outgoing] = field(factory=list)
+
+    def send(self, signal: Outgoing) -> None:
+        self.sent.append(signal)
 
 
 def _flag(given: bool | Flag) -> Flag:

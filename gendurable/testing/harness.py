@@ -6,20 +6,23 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
+from attrs import evolve
+
 from gendurable.core.claim import Claim
 from gendurable.core.context import Fixed
 from gendurable.core.duration import ZERO, Duration, to_timedelta
 from gendurable.core.instance import Instance, NewInstance
 from gendurable.core.limiters import Limiters
-from gendurable.core.limits import check_name, show
+from gendurable.core.limits import check_id, check_name, show
 from gendurable.core.registry import Machine, Registry, Source
 from gendurable.core.transition import Transition
 from gendurable.db import migrate, store
-from gendurable.db.connection import check_schema, connect, one_commit
+from gendurable.db.connection import Database, one_commit
 from gendurable.db.endings import cancel_now, check_reason
+from gendurable.db.lending import StepTransaction, lend, tidy
 from gendurable.db.limiting import publish
 from gendurable.db.operations import (
-    check_id,
+    Committed,
     claim_batch,
     claim_limited,
     delivered,
@@ -31,10 +34,10 @@ from gendurable.db.operations import (
     send_signal,
 )
 from gendurable.db.rows import Delivery
-from gendurable.errors import InvalidInstance, RunawayError
+from gendurable.errors import InvalidInstance, RunawayError, StepTimeout
 from gendurable.readers import Reader
 from gendurable.runtime.committing import settle
-from gendurable.runtime.executor import Calm, execute, time_out, timeout_of
+from gendurable.runtime.executor import Calm, execute, is_transactional, time_out, timeout_of
 from gendurable.runtime.known import KnownLimits
 from gendurable.runtime.sweeping import end_late, keep_promises, reap_expired, wake_overdue
 from gendurable.tables import read_concurrency_limits, read_rate_limits
@@ -73,7 +76,7 @@ class Harness:
             _read("concurrency_limits", read_concurrency_limits, concurrency_limits),
         )
         migrate.up(dsn, schema=schema)
-        self._conn = connect(dsn, schema=check_schema(schema), application="gendurable harness")
+        self._conn = Database(dsn, schema).connect("gendurable harness")
         self._ahead = ZERO
         publish(self._conn, limiters)
         self._limits = KnownLimits()
@@ -184,20 +187,49 @@ class Harness:
             machine = self.registry.get(claim.fsm, claim.fsm_version)
             assert machine is not None, "the claim asks for our machines only"  # noqa: S101
             try:
-                changes.append(self._execute(claim, machine, Fixed(shutting_down)))
+                result = self._execute(claim, machine, Fixed(shutting_down))
             except CRASHES:
                 tally["crash"] += 1
+                continue
+            if isinstance(result, Committed):
+                tally.update(change.kind for change in result.written)
+            else:
+                changes.append(result)
         tally.update(change.kind for change in settle(self._conn, changes, ahead=self._ahead).written)
 
-    def _execute(self, claim: Claim, machine: Machine, shutting_down: Fixed) -> Transition:
+    def _execute(self, claim: Claim, machine: Machine, shutting_down: Fixed) -> Transition | Committed:
         """Run a step; one that took longer than it may, by our clock, has run in vain."""
         timeout = timeout_of(claim, machine)
         deadline = None if timeout is None else self._now() + timeout
         run = Calm(deadline, shutting_down=shutting_down, limiters=self._limits.current)
+        if is_transactional(claim, machine):
+            return self._execute_within(claim, machine, run)
         change = execute(claim, machine, run=run)
-        if timeout is None or deadline is None or self._now() < deadline:
+        if timeout is None or self._in_time(run):
             return change
-        return time_out(claim, machine, timeout, limiters=self._limits.current)
+        return time_out(claim, machine, timeout, limiters=run.limiters)
+
+    def _execute_within(self, claim: Claim, machine: Machine, run: Calm) -> Transition | Committed:
+        conn = self._conn
+        lend(conn, claim)
+        transaction = StepTransaction(conn, claim, ahead=self._ahead)
+
+        def refuse_if_late() -> None:
+            if not self._in_time(run):
+                raise StepTimeout(claim.step, (timeout_of(claim, machine) or ZERO).total_seconds())
+
+        transaction.before_commit = refuse_if_late
+        try:
+            change = execute(claim, machine, run=evolve(run, transaction=transaction))
+        except BaseException:
+            transaction.undo()
+            raise
+        finally:
+            tidy(conn)
+        return change if transaction.committed is None else transaction.committed
+
+    def _in_time(self, run: Calm) -> bool:
+        return run.deadline is None or self._now() < run.deadline
 
     def _now(self) -> datetime:
         return datetime.now(UTC) + self._ahead

@@ -329,6 +329,16 @@ def test_a_timeout_that_is_none_is_refused_where_it_is_written(value: Any):
             def perform(self, ctx): ...
 
 
+@pytest.mark.parametrize("value", [None, 1, "yes"])
+def test_transactional_is_true_or_false(value: Any):
+    with pytest.raises(DefinitionError, match=r"^transactional=.*give True or False"):
+        step(transactional=value)(lambda self, ctx: Done())
+    with pytest.raises(DefinitionError, match=r"Culprit.*transactional="):
+
+        class Culprit(Job[dict], transactional=value):
+            def perform(self, ctx): ...
+
+
 class Hurried(FSM[dict]):
     @step(timeout=1.5)
     def start(self, ctx): ...

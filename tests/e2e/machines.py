@@ -2,9 +2,11 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from attrs import evolve, frozen
 from stage import Stage
 
@@ -153,6 +155,38 @@ class Player(FSM[Scene], name="player"):
     def handle(self, error: Exception, ctx: Context[Scene]) -> Outcome[Scene]:
         note("handled", ctx)
         return Retry() if ctx.attempt == 0 else Stop(error)
+
+
+@frozen
+class Order:
+    """Money to be moved, and the instance that is told of it."""
+
+    payer: int
+    payee: int
+    amount: int
+    auditor: int
+
+
+class Transfer(FSM[Order], name="transfer"):
+    """Moves money and tells the auditor, in one commit, and writes a receipt in another."""
+
+    @step(transactional=True)
+    def start(self, ctx: Context[Order]) -> Outcome[Order]:
+        order = ctx.state
+        for account, change in sorted([(order.payer, -order.amount), (order.payee, order.amount)]):
+            ctx.conn.execute("update accounts set balance = balance + %s where id = %s", [change, account])
+            time.sleep(0.005)  # so that kills find it between the two
+        ctx.conn.execute("insert into transfers (id) values (%s)", [ctx.id])
+        ctx.signal(order.auditor, "moved", {"by": ctx.id})
+        return Next(self.receipt)
+
+    @step(transactional=True)
+    def receipt(self, ctx: Context[Order]) -> Outcome[Order]:
+        ctx.conn.execute("insert into receipts (id) values (%s)", [ctx.id])
+        return Done()
+
+    def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[Order]:
+        return Retry(delay=0.1) if isinstance(error, psycopg.Error) else Stop(error)
 
 
 class Waiter(FSM[Scene], name="waiter"):

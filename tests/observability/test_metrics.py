@@ -65,6 +65,7 @@ EVENTS: list[Event] = [
     events.OutcomeDeferred(7, "checkout", "ship"),
     events.PartitionContended(7, "default", "checkout"),
     events.LockLost(7, "default", "checkout", "ship", "gone"),
+    events.TransactionLost(7, "default", "checkout", "ship", "gone"),
     events.PartitionsRefused("pooler"),
     events.LeaseReaped(7, "default", "checkout", "ship", 1, ended=False),
     events.ClaimsReclaimed(4),

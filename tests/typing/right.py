@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any, TypedDict, assert_type
 
 from attrs import evolve, frozen
+from psycopg import Connection
 
 from gendurable import (
     FSM,
@@ -17,6 +18,7 @@ from gendurable import (
     Fatal,
     Handle,
     Instance,
+    Interrupted,
     Job,
     NewInstance,
     Next,
@@ -110,6 +112,12 @@ class Checkout(FSM[Order], name="checkout", version=1, queue="checkout", max_cra
         if ctx.last_error:
             raise Snooze(timedelta(minutes=5))
         return Again(ctx.state, delay=0.5) if ctx.attempt else Next(self.detour)
+
+    @step(transactional=True)
+    def book(self, ctx: Context[Order]) -> Outcome[Order]:
+        assert_type(ctx.conn, Connection[Any])
+        ctx.signal(7, "booked", {"paid": ctx.state.paid}, dedup_key="once")
+        return Interrupted() if ctx.shutting_down.wait(0.1) or ctx.cancelled.is_set() else Next(self.finish)
 
     def handle(self, error: Exception, ctx: Context[Order]) -> Outcome[Order]:
         return Retry(delay=1.0 * ctx.attempt) if ctx.attempt < 5 else Stop(error)

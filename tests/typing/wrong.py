@@ -87,6 +87,11 @@ class Checkout(FSM[Order], version="2"):  # error
     def hurried(self, ctx: Context[Order]) -> Outcome[Order]:
         return Stop("x")
 
+    @step(transactional="yes")  # error
+    def bookish(self, ctx: Context[Order]) -> Outcome[Order]:
+        ctx.signal("7", "booked")  # error
+        return Stop("x")
+
     @step(timeout=30)  # error
     def returns_number(self, ctx: Context[Order]) -> int:
         return 1
