@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gendurable.core.policy import RetryPolicy
     from gendurable.core.registry import Registry
     from gendurable.core.status import Status
-    from gendurable.errors import Fatal, Snooze
+    from gendurable.errors import Fatal, Snooze, StepTimeout
     from gendurable.handle import Handle
     from gendurable.tasks import Children, ParentTask, sequence
 else:
@@ -25,7 +25,7 @@ else:
         "core.policy": ("RetryPolicy",),
         "core.registry": ("Registry",),
         "core.status": ("Status",),
-        "errors": ("Fatal", "Snooze"),
+        "errors": ("Fatal", "Snooze", "StepTimeout"),
         "handle": ("Handle",),
         "tasks": ("Children", "ParentTask", "sequence"),
     }
@@ -72,6 +72,7 @@ __all__ = [
     "Snooze",
     "Spawn",
     "Status",
+    "StepTimeout",
     "Stop",
     "sequence",
     "step",

@@ -10,10 +10,9 @@ import pytest
 from inprocess import working
 from support import hold, row, until
 
-from gendurable import FSM, Client, Context, Done, Job, Outcome, Retry, Stop, step
+from gendurable import FSM, Client, Context, Done, Job, Outcome, Retry, StepTimeout, Stop, step
 from gendurable.core.claim import Claim
 from gendurable.db.connection import Connection
-from gendurable.errors import StepTimeout
 from gendurable.events import (
     DrainFinished,
     OutcomeLate,
