@@ -252,17 +252,18 @@ class Worker:
     def _stop_loops(self) -> None:
         for loop in self._loops:
             loop.stop()
-        _join(self._loops, LAST_CALL)
-        with suppress(psycopg.Error, DatabaseUnavailable):  # the row expires by itself
-            store.leave(self._hurried(LAST_CALL), worker=self.id)
+        if _join(self._loops, LAST_CALL):  # else no answers come from the database; our row there expires by itself
+            with suppress(psycopg.Error, DatabaseUnavailable):
+                store.leave(self._hurried(LAST_CALL), worker=self.id)
         self._spare.close()
         self._locks.close_idle(0)
 
     def _give_back_unstarted(self, deadline: float) -> int:
         unstarted = [claim for poller in self.pollers.values() for claim in poller.slots.close()]
+        released: list[int] = []
         while unstarted:
             try:
-                give_back(self._hurried(deadline - monotonic()), unstarted)
+                released = give_back(self._hurried(deadline - monotonic()), unstarted)
                 break
             except (psycopg.Error, DatabaseUnavailable) as error:
                 self._spare.drop_if_broken(error)
@@ -273,7 +274,7 @@ class Worker:
                     break
                 sleep(0.1)
         self.inflight.remove(unstarted)
-        return len(unstarted)
+        return len(released)
 
     def _hurried(self, seconds: float) -> Connection:
         """Return the spare connection, for calls that must not take longer: a silent one would hold the end up."""
@@ -442,11 +443,10 @@ class Worker:
         return count
 
 
-def _join(loops: Iterable[Loop], seconds: float) -> None:
-    """Wait for loops that were told to stop, all together no longer than that."""
+def _join(loops: Iterable[Loop], seconds: float) -> bool:
+    """Wait for loops that were told to stop, all together no longer than that; tell whether all have ended."""
     deadline = monotonic() + seconds
-    for loop in loops:
-        loop.join(max(deadline - monotonic(), 0))
+    return all(loop.join(max(deadline - monotonic(), 0)) for loop in loops)
 
 
 def stuck_after(config: Config) -> float:

@@ -316,6 +316,7 @@ def test_a_connection_that_falls_silent_does_not_hold_up_the_end(
             leaving.signal(signal.SIGTERM)
             fault.wait()
             assert leaving.wait(15) == 0
+            assert leaving.wait_for("drain_started")["released"] == 0
 
 
 # A part of it dead.
