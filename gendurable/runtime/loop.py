@@ -18,9 +18,9 @@ from gendurable.runtime.session import Session
 FIRST_SETBACK, LONGEST_SETBACK = 0.1, 5.0
 
 
-def jittered(seconds: float) -> float:
+def jittered(seconds: float, spread: float = 0.25) -> float:
     """Return about that many seconds: workers that were stopped by one event must not come back in step."""
-    return seconds * random.uniform(0.75, 1.25)  # noqa: S311  no secret depends on it
+    return seconds * random.uniform(1 - spread, 1 + spread)  # noqa: S311  no secret depends on it
 
 
 @frozen

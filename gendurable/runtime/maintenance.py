@@ -80,7 +80,7 @@ class Maintenance(Loop):
         if due:
             self._on_due(frozenset(due))
         # At most one sweep's time, jitter included: so soon a deadline fires.
-        return 0 if self._collect(conn) else jittered(0.8 * self._settings.sweep)
+        return 0 if self._collect(conn) else jittered(0.95 * self._settings.sweep, 0.05)
 
     def _collect(self, conn: Connection) -> bool:
         """Delete one batch of old rows, if it is time; true if more may follow.
