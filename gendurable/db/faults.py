@@ -18,6 +18,8 @@ _PASSING = (
     "08",  # connection exceptions
     "0A000",  # a prepared statement whose result type a migration changed
     "25006",  # read-only for now: a standby, or a failover under way
+    "25P03",  # a transaction idle for longer than the server allows: we were slow
+    "25P04",  # a transaction longer than the server allows
     "26000",  # a prepared statement that a pooler's server has never seen
     "40",  # serialization failures and deadlocks
     "42P05",  # a prepared statement that another client of the pooler made

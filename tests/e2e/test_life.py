@@ -108,11 +108,15 @@ def test_stop_ends_the_instance_with_its_reason(play: Callable[..., Instance]):
     assert is_free(instance)
 
 
-def test_an_exception_goes_to_the_handler_whose_outcome_counts(play: Callable[..., Instance], stage: Stage):
+def test_an_exception_goes_to_the_handler_whose_outcome_counts(
+    play: Callable[..., Instance], stage: Stage, serving: WorkerProcess
+):
     instance = play("raise", "failed", attempt=1)
 
     assert instance.last_error == "ValueError: attempt 1"
     assert [note["attempt"] for note in stage.notes("handled")] == [0, 1]
+    failed = serving.wait_for("step_failed", id=instance.id, attempt=1)
+    assert (failed["kind"], failed["error"]) == ("exception", "ValueError: attempt 1")
 
 
 def test_what_a_step_committed_is_what_the_next_one_sees(client: Client, stage: Stage):

@@ -8,6 +8,7 @@ import pytest
 from attrs import frozen
 from facts import WORKERS
 from machines import Collector, Gated, Noop, Parent, Scene, Stepwise, Waiter
+from psycopg.sql import SQL, Identifier
 from stage import Stage
 from support import until
 from workers import worker
@@ -143,3 +144,12 @@ def test_connections_are_few_and_no_transaction_is_open_while_steps_run(
         while conn.execute(unfinished).fetchone():
             assert sum(sessions(conn).values()) <= sum(with_locks.values())
         until(lambda: sessions(conn) == alone, "the idle lock connections closed", 60)
+
+
+def test_a_server_that_forgets_commits_is_named(own_dsn: str, own_conn: Connection):
+    durable = SQL("alter database {} set synchronous_commit = {}")
+    for setting, warnings in (("off", 1), ("on", 0)):
+        own_conn.execute(durable.format(Identifier(own_conn.info.dbname), SQL(setting)))
+        with worker(own_dsn) as running:
+            running.started()
+            assert len(running.events("unsafe_server", setting="synchronous_commit", level="warning")) == warnings
