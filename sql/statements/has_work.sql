@@ -1,7 +1,7 @@
 -- has_work: is anything of these queues due or running that these machines could run?
 -- What is due in a paused queue is nobody's to run; what runs there already is.
 -- Plain, limited and keyed rows one after the other: each kind has an index of its own. Rows that wait for tokens were
--- due already.
+-- due already; those of a limit that nobody has defined are nobody's to run either.
 -- keyed: whether rows with a partition key could be run at all.
 with unpaused as (
   select array(select asked.queue
@@ -27,6 +27,11 @@ select (select true
           and g.queue = any ((select queues from unpaused)::text[])
           and g.eligible_at <= statement_timestamp()
           and g.fsm || '@' || g.fsm_version = any (%(machines)s::text[])
+          and (g.rate_limit is null
+               or split_part(g.rate_limit, ':', 1) = any (array(select name from limiters where kind = 'rate')))
+          and (g.concurrency_limit is null
+               or split_part(g.concurrency_limit, ':', 1)
+                  = any (array(select name from limiters where kind = 'concurrency')))
         limit 1) is not null
     or (select true
         from gen_durable g

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from limited import ids, limited, look, look_on, never_again, per_second, tokens
 from races import (
     GATE,
     LEASE,
@@ -25,7 +26,6 @@ from races import (
     uncommitted,
 )
 from support import Background, hold, row, until
-from test_limited_claims import ids, limited, look, look_on, never_again, per_second, tokens
 
 from gendurable.core.transition import Advance
 from gendurable.db import store

@@ -1,15 +1,13 @@
 """How many statements and round trips each operation takes, however large its batch: read from the wire itself."""
 
 import json
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from attrs import define, evolve, field
-from psycopg import pq
+from attrs import evolve
+from wire import wire_of
 
 from gendurable import FSM, Await, Context, Done, Next, Outcome, Retry, Spawn, Stop, step
 from gendurable.core.claim import Claim
@@ -60,37 +58,6 @@ OUTCOMES: dict[str, Callable[[], Outcome[dict]]] = {
     "done": Done,
     "stop": lambda: Stop("enough"),
 }
-
-
-@define
-class Wire:
-    """What a connection sent, by kind of message."""
-
-    sent: Counter[str] = field(factory=Counter)
-
-    @property
-    def statements(self) -> int:
-        return self.sent["Execute"] + self.sent["Query"]
-
-    @property
-    def round_trips(self) -> int:
-        """A simple query is its own; all others end with a sync, after which the client waits for the answers."""
-        return self.sent["Sync"] + self.sent["Query"]
-
-
-@contextmanager
-def wire_of(conn: Connection) -> Iterator[Wire]:
-    wire = Wire()
-    with tempfile.TemporaryFile("w+") as log:
-        conn.pgconn.trace(log.fileno())
-        conn.pgconn.set_trace_flags(pq.Trace.SUPPRESS_TIMESTAMPS)
-        try:
-            yield wire
-        finally:
-            conn.pgconn.untrace()
-        log.seek(0)
-        messages = [line.split("\t") for line in log]
-    wire.sent.update(message[2].strip() for message in messages if message[0] == "F")
 
 
 def insert(conn: Connection, count: int, **more: object) -> list[int]:

@@ -63,7 +63,7 @@ def test_two_workers_keep_a_rate_between_them_and_use_it_up(
         granted = sum(event["granted"] for each in (one, two) for event in each.events("tokens_counted", limit="api"))
     assert granted == 45
     assert seconds >= 40 / 20 - 0.3, "faster than allowed"
-    assert seconds < 40 / 20 + 3, "slower than allowed"
+    assert seconds < 40 / 20 + 8, "slower than allowed"
 
 
 def test_a_promised_row_starts_at_its_instant_though_the_worker_sleeps_long(

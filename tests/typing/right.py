@@ -84,7 +84,7 @@ class Checkout(FSM[Order], name="checkout", version=1, queue="checkout", max_cra
         assert_type(ctx.awaited[0], Signal)
         if not ctx.awaited:
             return Stop("payment never arrived")
-        return Next(self.fan, evolve(ctx.state, paid=ctx.awaited[0].payload["amount"]), delay=1.5)
+        return Next(self.fan, evolve(ctx.state, paid=ctx.awaited[0].payload["amount"]), delay=1.5, rate_limit="mail")
 
     @step
     def fan(self, ctx: Context[Order]) -> Outcome[Order]:
@@ -105,7 +105,7 @@ class Checkout(FSM[Order], name="checkout", version=1, queue="checkout", max_cra
         assert_type(ctx.retry, RetryPolicy | None)
         if ctx.attempt:
             raise Fatal("no way")
-        return Next("finish")
+        return Next("finish", rate_limit=("mail", "acme"), weight=2, concurrency_limit=("db", "acme"))
 
     @step()
     def aside(self, ctx: Context[Order]) -> Outcome[Order]:

@@ -65,6 +65,10 @@ class Checkout(FSM[Order], version="2"):  # error
         return Next(self.nowhere)  # error
 
     @step
+    def limited(self, ctx: Context[Order]) -> Outcome[Order]:
+        return Next(self.ship, rate_limit=7)  # error
+
+    @step
     def spawn(self, ctx: Context[Order]) -> Outcome[Order]:
         return Spawn([Order(1)], then=self.ship)  # error
 
