@@ -436,10 +436,12 @@ class Worker:
     def _reclaim(self, conn: Connection) -> int:
         remaining = self.config.lease - 2 * self.config.heartbeat
         count = 0
-        while found := store.reclaim(
-            conn, prefix=f"{self.config.name}/", remaining=remaining, limit=RECLAIM_BATCH
-        ).all():
-            count += len(found)
+        # Not while somebody holds the whole table, for an index say: the leases run out without us.
+        with suppress(psycopg.errors.LockNotAvailable):
+            while found := store.reclaim(
+                conn, prefix=f"{self.config.name}/", remaining=remaining, limit=RECLAIM_BATCH
+            ).all():
+                count += len(found)
         return count
 
 

@@ -261,6 +261,16 @@ def test_a_worker_takes_back_what_its_dead_predecessor_held_and_nobody_else(dsn:
 # A worker's coming and going.
 
 
+def test_a_worker_may_start_while_somebody_builds_an_index(own_dsn: str, own_conn: Connection):
+    with Client(own_dsn) as client, psycopg.connect(own_dsn) as builder:
+        id = client.insert(Noop.new())
+        builder.execute("lock table gen_durable in share mode")
+        with worker(own_dsn) as running:
+            running.started()
+            builder.rollback()
+            assert client.wait(id, timeout=20).attempt == 0
+
+
 def test_a_worker_shows_in_the_table_of_workers_and_a_second_of_its_name_beside_it(
     dsn: str, client: Client, conn: Connection, stage: Stage, scene
 ):
