@@ -306,8 +306,13 @@ class Worker:
             self._emit(ClaimLost(claim.id, claim.queue, claim.fsm, claim.step))
 
     def _relieve(self, execution: Execution) -> None:
-        name = f"relief {execution.claim.queue}"
-        threading.Thread(target=self._runner.relieve, args=[execution], name=name, daemon=True).start()
+        def relieve() -> None:
+            try:
+                self._runner.relieve(execution)
+            except BaseException as error:  # noqa: BLE001  what it has taken over nobody else would end
+                self._wires.died("relief", error)
+
+        threading.Thread(target=relieve, name=f"relief {execution.claim.queue}", daemon=True).start()
 
     def _overdue(self, execution: Execution) -> None:
         claim = execution.claim
